@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A dense row-major matrix: the one data type of the reference. Eigen maps it inside the .cpp files.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace shardcheck::reference {
+
+template <typename T>
+class Matrix {
+ public:
+  Matrix() = default;
+  Matrix(std::int64_t rows, std::int64_t cols)
+      : rows_(rows), cols_(cols), values_(static_cast<std::size_t>(rows * cols)) {}
+  Matrix(std::int64_t rows, std::int64_t cols, std::vector<T> values)
+      : rows_(rows), cols_(cols), values_(std::move(values)) {}
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  T* data() { return values_.data(); }
+  const T* data() const { return values_.data(); }
+  T& operator()(std::int64_t row, std::int64_t col) { return values_[static_cast<std::size_t>(row * cols_ + col)]; }
+  const T& operator()(std::int64_t row, std::int64_t col) const {
+    return values_[static_cast<std::size_t>(row * cols_ + col)];
+  }
+  std::span<T> row(std::int64_t r) { return {data() + r * cols_, static_cast<std::size_t>(cols_)}; }
+  std::span<const T> row(std::int64_t r) const { return {data() + r * cols_, static_cast<std::size_t>(cols_)}; }
+  const std::vector<T>& values() const { return values_; }
+
+ private:
+  std::int64_t rows_ = 0, cols_ = 0;
+  std::vector<T> values_;
+};
+
+/// Gives rows [begin, end) of a weight, row-major: a weight is never held whole in T when the checkpoint is in another
+/// dtype.
+template <typename T>
+using WeightRows = std::function<void(std::int64_t begin, std::int64_t end, std::span<T> out)>;
+
+}  // namespace shardcheck::reference
