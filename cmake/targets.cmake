@@ -1,34 +1,66 @@
 # Targets of the house: one library per folder, all .cpp below it, so that a new op or device is one new file.
 
+# -ffp-contract=off: a product and a sum stay two roundings, as the error budgets count them.
 add_library(shardcheck_flags INTERFACE)
-target_compile_options(shardcheck_flags INTERFACE
-  -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off -march=${SHARDCHECK_ARCH}
-  # Release of the default build is -O3 -DNDEBUG; Eigen's asserts are off there, the program's own checks are not.
-)
+target_compile_options(shardcheck_flags INTERFACE -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off)
 target_include_directories(shardcheck_flags INTERFACE ${PROJECT_SOURCE_DIR})
+if(SHARDCHECK_ARCH)
+  target_compile_options(shardcheck_flags INTERFACE -march=${SHARDCHECK_ARCH})
+endif()
+if(SHARDCHECK_WARNINGS_ARE_ERRORS)
+  target_compile_options(shardcheck_flags INTERFACE -Werror)
+endif()
 if(SHARDCHECK_SANITIZE)
-  target_compile_options(shardcheck_flags INTERFACE -fsanitize=${SHARDCHECK_SANITIZE} -fno-omit-frame-pointer)
+  target_compile_options(shardcheck_flags INTERFACE
+    -fsanitize=${SHARDCHECK_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(shardcheck_flags INTERFACE -fsanitize=${SHARDCHECK_SANITIZE})
 endif()
 
-# shardcheck_library(folder DEPENDS other...): the static library shardcheck_<folder>.
+# What runs before the CPU is known to be able is compiled for any x86-64: the check itself and main().
+if(SHARDCHECK_ARCH)
+  set_source_files_properties(
+    ${PROJECT_SOURCE_DIR}/harness/cli/cpu_check.cpp ${PROJECT_SOURCE_DIR}/harness/cli/main.cpp
+    PROPERTIES COMPILE_OPTIONS -march=x86-64)
+endif()
+set_source_files_properties(${PROJECT_SOURCE_DIR}/harness/cli/cpu_check.cpp
+  PROPERTIES COMPILE_DEFINITIONS SHARDCHECK_ARCH="${SHARDCHECK_ARCH}")
+# Where shipped files are found when nothing is installed.
+set_source_files_properties(${PROJECT_SOURCE_DIR}/model/shipped.cpp
+  PROPERTIES COMPILE_DEFINITIONS SHARDCHECK_SOURCE_FIXTURES="${PROJECT_SOURCE_DIR}/fixtures")
+
+# shardcheck_library(folder DEPENDS other...): the static library shardcheck_<folder>, shardcheck::<folder> to others.
 function(shardcheck_library folder)
   cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
-  add_library(shardcheck_${folder} STATIC ${sources})
   list(TRANSFORM arg_DEPENDS PREPEND shardcheck_)
+  if(NOT sources)
+    message(STATUS "${folder}: nothing to compile yet")
+    add_library(shardcheck_${folder} INTERFACE)
+    target_link_libraries(shardcheck_${folder} INTERFACE ${arg_DEPENDS})
+    set_target_properties(shardcheck_${folder} PROPERTIES EXPORT_NAME ${folder})
+    return()
+  endif()
+  add_library(shardcheck_${folder} STATIC ${sources})
+  add_library(shardcheck::${folder} ALIAS shardcheck_${folder})
+  target_compile_features(shardcheck_${folder} PUBLIC cxx_std_20)
+  target_include_directories(shardcheck_${folder} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/shardcheck>)
   target_link_libraries(shardcheck_${folder}
     PUBLIC ${arg_DEPENDS}
     PRIVATE $<BUILD_INTERFACE:shardcheck_flags> $<BUILD_INTERFACE:Eigen3::Eigen>
             $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<BUILD_INTERFACE:CLI11::CLI11>
             fmt::fmt Threads::Threads)
   set_target_properties(shardcheck_${folder} PROPERTIES POSITION_INDEPENDENT_CODE ON EXPORT_NAME ${folder})
-  add_library(shardcheck::${folder} ALIAS shardcheck_${folder})
 endfunction()
 
 # The program: harness/cli/main.cpp over all libraries.
 function(shardcheck_program)
+  if(NOT EXISTS ${PROJECT_SOURCE_DIR}/harness/cli/main.cpp)
+    message(STATUS "harness/cli/main.cpp: not there yet, so no program")
+    return()
+  endif()
   add_executable(shardcheck ${PROJECT_SOURCE_DIR}/harness/cli/main.cpp)
+  add_executable(shardcheck::shardcheck ALIAS shardcheck)
   target_link_libraries(shardcheck PRIVATE shardcheck_harness shardcheck_flags)
 endfunction()

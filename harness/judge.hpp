@@ -16,6 +16,8 @@
 
 namespace shardcheck {
 
+class LocalOps;
+
 /// Limits of the three statistics; A is the largest |e|/b, B the root mean square of e/b over the tensor (judged from
 /// 256 elements on), C the largest such value over a row or column (of at least 16 elements).
 struct Limits {
@@ -41,6 +43,7 @@ struct TapScore {
   Limits limits;
   Element worst;        // element of the largest |e|/b
   std::string problem;  // empty, or what made a comparison impossible: "not finite", "has shape [..], needs [..]"
+  bool unchecked = false;  // the op has no entry in harness/local: the cell is mistrusted, never passed
   std::int64_t compared = 0;
   bool passed() const;     // written so that NaN fails
   double margin() const;   // smallest of limit / measured; infinity when nothing differs; 0 if it can't be judged
@@ -59,6 +62,10 @@ struct JudgeOptions {
   std::function<void(double)> progress;
   /// Taps a candidate doesn't have are passed over (compare --candidate) instead of failing.
   bool taps_may_be_missing = false;
+  /// How each op is recomputed; null: builtin_local_ops().
+  const LocalOps* ops = nullptr;
+  /// Threads that share the work. The scores don't depend on it.
+  int threads = 2;
 };
 
 /// Scores of each cell, in program order. All cells share one storage dtype, so that a block of weight rows is read,

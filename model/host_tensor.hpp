@@ -19,7 +19,7 @@ class HostTensor {
   HostTensor() = default;
   /// Zero-filled. Extents may be 0.
   HostTensor(DType dtype, std::vector<std::int64_t> shape);
-  /// Over bytes that somebody else keeps alive (a mapped file).
+  /// Over read-only bytes that somebody else keeps alive (a mapped file), aligned to the element.
   HostTensor(DType dtype, std::vector<std::int64_t> shape, std::shared_ptr<const std::byte> bytes);
 
   DType dtype() const { return dtype_; }
@@ -52,6 +52,7 @@ class HostTensor {
   DType dtype_ = DType::f32;
   std::vector<std::int64_t> shape_;
   std::shared_ptr<const std::byte> bytes_;
+  bool owned_ = false;  // allocated here, so it may be filled; false for somebody else's bytes
 };
 
 /// Converts with one RNE rounding to a floating dtype. From f64 values.

@@ -2,8 +2,11 @@
 // A model: its config and its weights by canonical name, wherever they come from.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,6 +24,8 @@ namespace shardcheck {
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
+  /// Canonical shape, [rows, cols] or [n]; nothing if the source doesn't have this tensor.
+  virtual std::optional<std::vector<std::int64_t>> shape(std::string_view tensor) const = 0;
   /// The dtype in the checkpoint (q4_1, bf16, ...).
   virtual DType dtype(std::string_view tensor) const = 0;
   /// Rows [begin, end) of the canonical matrix, row-major, widened exactly. A vector counts as n rows of one.
@@ -58,7 +63,16 @@ class Model {
  private:
   Config config_;
   std::vector<Module> modules_;
+  std::map<std::string, std::size_t, std::less<>> index_;  // path -> position in modules_
   std::unique_ptr<const WeightSource> source_;
+
+  struct Tensor {
+    const Module* module;
+    bool is_bias;
+  };
+  Tensor find(std::string_view tensor) const;
+  template <typename T>
+  void read_checked(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<T> out) const;
 };
 
 struct ModelOptions {

@@ -43,6 +43,15 @@ Matrix<T> attention_head(const Matrix<T>& q, const Matrix<T>& k, const Matrix<T>
                          std::span<const std::int64_t> q_positions, std::span<const std::int64_t> k_positions,
                          double scale, std::int64_t window);
 
+/// Every q head with the kv head that it reads: kv_heads[h] is the kv head of q head h.
+/// Query m stands at q_positions[m], key n at k_positions[n].
+///                                   q [M, H * d]  k, v [N, K * d]  kv_heads [H]                      -> [M, H * d]
+template <typename T>
+Matrix<T> attention(const Matrix<T>& q, const Matrix<T>& k, const Matrix<T>& v,
+                    std::span<const std::int64_t> kv_heads, std::span<const std::int64_t> q_positions,
+                    std::span<const std::int64_t> k_positions, double scale, std::int64_t window);
+
+/// x / (1 + e^-x)
 template <typename T>
 Matrix<T> silu(const Matrix<T>& x);
 /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))

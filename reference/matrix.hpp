@@ -2,9 +2,11 @@
 // A dense row-major matrix: the one data type of the reference. Eigen maps it inside the .cpp files.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace shardcheck::reference {
@@ -34,6 +36,17 @@ class Matrix {
   std::int64_t rows_ = 0, cols_ = 0;
   std::vector<T> values_;
 };
+
+/// Columns [begin, begin + count) as a matrix of their own: a head of q, a section of a fused projection.
+template <typename T>
+Matrix<T> columns(const Matrix<T>& x, std::int64_t begin, std::int64_t count) {
+  Matrix<T> part(x.rows(), count);
+  for (std::int64_t m = 0; m < x.rows(); ++m) {
+    const std::span<const T> row = x.row(m).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+    std::copy(row.begin(), row.end(), part.row(m).begin());
+  }
+  return part;
+}
 
 /// Gives rows [begin, end) of a weight, row-major: a weight is never held whole in T when the checkpoint is in another
 /// dtype.

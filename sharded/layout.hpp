@@ -24,30 +24,31 @@ struct Placement {
   static Placement sharded(Dim dim) { return {Kind::S, dim}; }
   static Placement partial() { return {Kind::P_sum, Dim::features}; }
   bool is_partial() const { return kind == Kind::P_sum || kind == Kind::P_max; }
-  bool operator==(const Placement& o) const { return kind == o.kind && (kind != Kind::S || dim == o.dim); }
+  bool operator==(const Placement& o) const {
+    return kind == o.kind && (kind != Kind::S || dim == o.dim);
+  }
 };
 std::string to_string(const Placement& placement);  // "R", "S(features)", "P(sum)"
 
-/// One cut of a dimension by one axis. Tokens are cut balanced for every step's own count: no partition is kept.
-struct Cut {
-  int axis = 0;
-  Dim dim = Dim::features;
-  Partition partition;        // features only
-  bool may_overlap = false;   // kv heads that several ranks need
-  bool operator==(const Cut&) const = default;
-};
-
-/// Placement of a [tokens, features] value on a mesh.
+/// Placement of a [tokens, features] value on a mesh. Features are cut by explicit ranges per rank; tokens are cut
+/// balanced, anew for every step's own count, so only the axes that cut them are kept.
 struct Layout {
   std::int64_t features = 0;          // extent of the whole value
   std::vector<Placement> placements;  // one per mesh axis
-  std::vector<Cut> cuts;              // outer first; exactly the axes placed S
+  std::vector<Ranges> owned;          // by rank of the mesh; empty: every rank holds all features
+  std::vector<int> token_axes;        // axes placed S(tokens), outer first
+  bool may_overlap = false;           // kv heads that several ranks need
 
   static Layout replicated(std::int64_t features, const Mesh& mesh);
+  /// Cut along features by one axis, replicated on the others.
+  static Layout sharded(const Mesh& mesh, int axis, const Partition& partition, bool may_overlap = false);
+  /// Partial sums on one axis, replicated on the others.
+  static Layout partial(std::int64_t features, const Mesh& mesh, int axis);
+
   /// Global indices that a rank holds, in local order.
-  Ranges feature_ranges(const Mesh& mesh, int rank) const;
+  Ranges feature_ranges(int rank) const;
   Ranges token_ranges(const Mesh& mesh, int rank, std::int64_t tokens) const;
-  const Cut* cut_on(int axis) const;
+  std::int64_t local_features(int rank) const { return total(feature_ranges(rank)); }
   bool any_partial() const;
   bool operator==(const Layout&) const = default;
 };

@@ -22,6 +22,9 @@ std::string to_string(const Ranges& ranges);  // "[0,192)+[576,640)"
 Ranges normalized(Ranges ranges);
 /// The parts of `whole` at the positions `inner` of its concatenation: an inner cut of an outer shard.
 Ranges compose(const Ranges& whole, const Ranges& inner);
+/// Where each part of `inner` (global indices) lies in the concatenation of `whole`: the inverse of compose.
+/// Indices that `whole` lacks are left out.
+Ranges locate(const Ranges& whole, const Ranges& inner);
 
 /// Per rank of one axis, the ranges of a dimension of `extent` elements, in element indices.
 class Partition {

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "kernels/reduction.hpp"
-#include "model/config.hpp"
-#include "model/modules.hpp"
+#include "model/model.hpp"
 #include "sharded/layout.hpp"
 #include "sharded/ledger.hpp"
 #include "sharded/mesh.hpp"
@@ -74,27 +73,40 @@ struct Plan {
 Plan parse_plan(std::string_view text, const std::string& origin);
 Plan load_plan(const std::string& file_or_name);
 
+/// How a module's weight is spread over the mesh.
+struct ModulePlacement {
+  struct AxisCut {
+    int axis = 0;
+    bool rows = true;  // rows (out, vocab, a norm's features) or columns (in)
+  };
+  std::vector<AxisCut> cuts;     // only axes of more than one rank; outer first
+  std::vector<Ranges> rows;      // by rank of the mesh, element indices; empty: all rows everywhere
+  std::vector<Ranges> cols;      // likewise
+  bool may_overlap = false;      // by kv_head
+
+  const AxisCut* on(int axis) const;
+};
+
 /// A plan applied to one model on one mesh: every pattern matched, every range computed.
 struct ResolvedPlan {
   Mesh mesh;
-  /// Cut of a module's weight on an axis. Partition along rows (out, vocab, a norm's features) or columns (in).
-  struct ModuleCut {
-    int axis = 0;
-    bool rows = true;
-    Partition partition;       // in elements
-    bool may_overlap = false;  // by kv_head
-  };
-  std::map<std::string, std::vector<ModuleCut>, std::less<>> weights;  // by module path, outer cut first
+  std::map<std::string, ModulePlacement, std::less<>> weights;  // by module path; every module has an entry
   std::map<Phase, std::map<std::string, std::vector<CollectiveStep>, std::less<>>> points;
 
-  const std::vector<ModuleCut>& cuts(std::string_view module) const;
+  const ModulePlacement& placement(std::string_view module) const;
   /// Rows and columns of a module's weight that a rank holds.
   Ranges rows_of(const Module& module, int rank) const;
   Ranges cols_of(const Module& module, int rank) const;
+  /// Steps at a point ("layers.0.mlp.down_proj.out") in a phase; empty if there are none.
+  const std::vector<CollectiveStep>& steps(Phase phase, std::string_view point) const;
 };
 
 /// Throws InputError: no section for the model type, a pattern that matches nothing or a module matched twice (with
 /// the nearest name), a group with more ranks than heads (with the largest size that works), ranges that leave a gap.
-ResolvedPlan resolve(const Plan& plan, const Config& config, const Mesh& mesh);
+ResolvedPlan resolve(const Plan& plan, const Model& model, const Mesh& mesh);
+
+/// True if a module or point path matches a pattern: `*` stands for any run of characters without a dot, `{a,b}` for
+/// one of several words.
+bool matches(std::string_view pattern, std::string_view path);
 
 }  // namespace shardcheck

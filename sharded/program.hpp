@@ -28,6 +28,7 @@ struct Value {
   Layout layout;
   ValueDType dtype = ValueDType::storage;
   ValueRows rows = ValueRows::tokens;
+  std::int64_t window = 0;  // of a cache value: how far back its rows reach; 0: to the start
 };
 
 /// One op or collective of the program.
@@ -57,6 +58,7 @@ struct Program {
   Config config;
   Mesh mesh;
   ResolvedPlan plan;
+  std::vector<Module> modules;
   std::vector<Value> values;  // shared by both phases where the plan doesn't differ
   std::map<Phase, std::vector<Instruction>> instructions;
   std::map<Phase, int> result;  // index of the logits
@@ -64,6 +66,7 @@ struct Program {
   bool forced_shapes = false;  // a finding left local shapes that may not fit
 
   const Value& value(int index) const { return values[static_cast<std::size_t>(index)]; }
+  const Module* find_module(std::string_view path) const;  // null if the path owns no weights
 };
 
 /// Builds the program of a model under a resolved plan. Placement violations are collected in `findings`; nothing is

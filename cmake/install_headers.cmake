@@ -1,0 +1,12 @@
+# Run at install time with source_dir, folders and destination set: copies the public headers in their folders.
+cmake_path(ABSOLUTE_PATH destination BASE_DIRECTORY ${CMAKE_INSTALL_PREFIX})
+foreach(folder ${folders})
+  file(GLOB_RECURSE headers RELATIVE ${source_dir} ${source_dir}/${folder}/*.hpp)
+  foreach(header ${headers})
+    file(STRINGS ${source_dir}/${header} private REGEX "^#include <(Eigen|nlohmann|CLI)/")
+    if(NOT private)
+      cmake_path(GET header PARENT_PATH parent)
+      file(INSTALL ${source_dir}/${header} DESTINATION ${destination}/${parent})
+    endif()
+  endforeach()
+endforeach()

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sharded/comm/rendezvous.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "model/error.hpp"
+#include "sharded/comm/movement.hpp"
+#include "sharded/comm/rank_error.hpp"
+
+namespace shardcheck {
+namespace {
+
+/// Up to here the last rank to arrive does everybody's share: moving so little takes less time than waking up the others
+/// twice.
+constexpr std::int64_t kSmallBytes = 256 * 1024;  // payload x ranks
+
+bool one_does_all(const Meeting& meeting) {
+  const Call& call = meeting.posts[0].call;
+  return call.pairwise() || call.payload_bytes() * static_cast<std::int64_t>(meeting.members.size()) <= kSmallBytes;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
+
+std::shared_ptr<Meeting> Rendezvous::meeting(const std::string& group, const std::vector<int>& members, bool pair) {
+  const Lock lock(mutex_);
+  std::shared_ptr<Meeting>& found = (pair ? pairs_ : groups_)[{group, members}];
+  if (!found) {
+    found = std::make_shared<Meeting>();
+    found->group = group;
+    found->members = members;
+    found->posts.resize(members.size());
+    found->present.resize(members.size());
+  }
+  return found;
+}
+
+void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stream, Post post) {
+  stream.synchronize();
+  const int size = static_cast<int>(meeting.members.size());
+  Lock lock(mutex_);
+  if (stopped_) throw_stopped(post.call);
+  if (rank_of(meeting, member).state != State::running) {
+    throw CommError(describe(post.call) + ": ranks can meet only inside of World::run");
+  }
+  meeting.posts[static_cast<std::size_t>(member)] = std::move(post);
+  meeting.present[static_cast<std::size_t>(member)] = true;
+
+  bool all_shares = false;
+  if (++meeting.arrived < size) {
+    if (wait(lock, meeting, member) == Signal::done) return;
+    lock.unlock();
+  } else {
+    if (std::string text = disagreement(meeting.posts, meeting.members, meeting.group); !text.empty()) {
+      stop(-1, std::make_exception_ptr(CommError(text)));
+      throw CommError(text);
+    }
+    all_shares = one_does_all(meeting);
+    meeting.working = all_shares ? 1 : size;
+    if (!all_shares) signal_others(meeting, member, Signal::work);
+    lock.unlock();
+    if (!all_shares) wake_others(meeting, member);
+  }
+
+  try {
+    Movement movement(device, stream, meeting.posts);
+    for (int i = 0; i < size; ++i) {
+      if (all_shares || i == member) movement.share(i);
+    }
+    stream.synchronize();
+  } catch (...) {
+    lock.lock();
+    --meeting.working;
+    stop(meeting.members[static_cast<std::size_t>(member)], std::current_exception());
+    wake_others(meeting, member);
+    throw;
+  }
+
+  lock.lock();
+  if (--meeting.working > 0) {
+    wait(lock, meeting, member);
+    return;
+  }
+  if (stopped_) {  // by another group's ranks; the members that wait here may leave now
+    wake_others(meeting, member);
+    throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
+  }
+  close(meeting);
+  signal_others(meeting, member, Signal::done);
+  lock.unlock();
+  wake_others(meeting, member);
+}
+
+Rendezvous::Rank& Rendezvous::rank_of(const Meeting& meeting, int member) {
+  return ranks_[static_cast<std::size_t>(meeting.members[static_cast<std::size_t>(member)])];
+}
+
+/// Sleeps until the last member to arrive or to finish says what comes next. Where the run was stopped it leaves only
+/// when nobody works on this member's tensors any more.
+Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member) {
+  Rank& rank = rank_of(meeting, member);
+  rank.state = State::waiting;
+  rank.signal = Signal::none;
+  rank.waits_in = &meeting;
+  rank.member = member;
+  ++waiting_;
+  stop_if_stuck();
+  rank.wake.wait(lock, [&] { return rank.signal != Signal::none || (stopped_ && meeting.working == 0); });
+  if (rank.signal != Signal::none) return rank.signal;
+  rank.state = State::running;
+  --waiting_;
+  throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
+}
+
+/// From here on the others count as running, whenever their threads get a core.
+void Rendezvous::signal_others(Meeting& meeting, int member, Signal signal) {
+  for (int i = 0; i < static_cast<int>(meeting.members.size()); ++i) {
+    if (i == member) continue;
+    rank_of(meeting, i).signal = signal;
+    rank_of(meeting, i).state = State::running;
+    --waiting_;
+  }
+}
+
+void Rendezvous::wake_others(const Meeting& meeting, int member) {
+  for (int i = 0; i < static_cast<int>(meeting.members.size()); ++i) {
+    if (i != member) rank_of(meeting, i).wake.notify_one();
+  }
+}
+
+/// Clears the table for the next call; what was called is remembered for messages.
+void Rendezvous::close(Meeting& meeting) {
+  for (int i = 0; i < static_cast<int>(meeting.members.size()); ++i) {
+    Post& post = meeting.posts[static_cast<std::size_t>(i)];
+    rank_of(meeting, i).last_call = std::move(post.call);
+    rank_of(meeting, i).called = true;
+    post = {};
+  }
+  meeting.present.assign(meeting.members.size(), false);
+  meeting.arrived = 0;
+}
+
+void Rendezvous::begin() {
+  const Lock lock(mutex_);
+  if (ranks_[0].state != State::idle) throw std::logic_error("World::run was called during a run of the same world");
+  ++run_;
+  for (Rank& rank : ranks_) {
+    rank.state = State::running;
+    rank.called = false;
+  }
+}
+
+void Rendezvous::returned(int rank) {
+  const Lock lock(mutex_);
+  ranks_[static_cast<std::size_t>(rank)].state = State::ended;
+  ++ended_;
+  stop_if_stuck();
+}
+
+void Rendezvous::threw(int rank, std::exception_ptr exception) {
+  const Lock lock(mutex_);
+  ranks_[static_cast<std::size_t>(rank)].state = State::ended;
+  ++ended_;
+  stop(rank, std::move(exception));
+}
+
+void Rendezvous::finish() {
+  std::exception_ptr cause;
+  int cause_rank = -1;
+  {
+    const Lock lock(mutex_);
+    for (Rank& rank : ranks_) rank.state = State::idle;
+    for (auto* meetings : {&groups_, &pairs_}) {
+      for (auto& [key, meeting] : *meetings) {  // a stopped run leaves posts behind
+        meeting->posts.assign(meeting->members.size(), {});
+        meeting->present.assign(meeting->members.size(), false);
+        meeting->arrived = 0;
+      }
+    }
+    waiting_ = ended_ = 0;
+    stopped_ = false;
+    cause = std::exchange(cause_, nullptr);
+    cause_rank = cause_rank_;
+  }
+  if (!cause) return;
+  if (cause_rank < 0) std::rethrow_exception(cause);
+  rethrow_with_rank(cause, cause_rank);
+}
+
+std::uint64_t Rendezvous::run() const {
+  const Lock lock(mutex_);
+  return run_;
+}
+
+/// Only the first cause counts: what ranks throw because they were stopped says nothing new.
+void Rendezvous::stop(int rank, std::exception_ptr exception) {
+  if (stopped_) return;
+  stopped_ = true;
+  stop_text_ = message_of(exception);
+  cause_ = std::move(exception);
+  cause_rank_ = rank;
+  for (Rank& other : ranks_) other.wake.notify_one();
+}
+
+void Rendezvous::throw_stopped(const Call& call) const {
+  if (cause_rank_ < 0) throw CommError(stop_text_);
+  throw CommError(fmt::format("{}: stopped, because rank {} failed: {}", describe(call), cause_rank_, stop_text_));
+}
+
+std::vector<int> Rendezvous::missing(const Meeting& meeting) const {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < meeting.members.size(); ++i) {
+    if (!meeting.present[i]) ranks.push_back(meeting.members[i]);
+  }
+  return ranks;
+}
+
+void Rendezvous::stop_if_stuck() {
+  if (stopped_ || waiting_ == 0) return;
+  std::string why;
+  if (waiting_ + ended_ == static_cast<int>(ranks_.size())) why = "every live rank waits and no group is complete";
+  if (ended_ > 0) {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (ranks_[i].state != State::waiting) continue;
+      for (const int other : missing(*ranks_[i].waits_in)) {
+        if (ranks_[static_cast<std::size_t>(other)].state != State::ended) continue;
+        why = fmt::format("rank {} has returned while rank {} waits for it", other, i);
+      }
+    }
+  }
+  if (why.empty()) return;
+  stop(-1, std::make_exception_ptr(
+               CommError(fmt::format("deadlock: {}: {}. Every rank must issue the same collectives in the same order.",
+                                     why, everybody()))));
+}
+
+std::string Rendezvous::everybody() const {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = ranks_[i];
+    std::string line = fmt::format("rank {} ", i);
+    if (rank.state == State::waiting) {
+      const Meeting& meeting = *rank.waits_in;
+      const std::vector<int> others = missing(meeting);
+      const Call& call = meeting.posts[static_cast<std::size_t>(rank.member)].call;
+      line += fmt::format("waits in {} over {} for {}", describe(call), meeting.group,
+                          others.empty() ? "its peers to finish" : ranks_text(others));
+    } else {
+      line += rank.state == State::ended ? "has returned" : "is running";
+      line += rank.called ? ", its last call was " + describe(rank.last_call) : " and has called nothing";
+    }
+    lines.push_back(std::move(line));
+  }
+  return fmt::format("{}", fmt::join(lines, "; "));
+}
+
+}  // namespace shardcheck

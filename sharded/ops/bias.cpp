@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bias of a row-parallel linear: added once, after the reduction, by every rank to its own copy or shard.
+#include "sharded/ops/ops.hpp"
+#include "sharded/placement_rules.hpp"
+#include "sharded/rank_context.hpp"
+
+namespace shardcheck::ops {
+namespace {
+
+/// y = x + b, in f32, rounded once.                                         x, y [M, O]    b [O]
+/// x R: the whole bias. x S(features): the rank's part of it. x P(sum) is refused: the bias would count once per rank.
+class Bias final : public Op {
+ public:
+  std::string_view name() const override { return "bias"; }
+
+  std::vector<std::int64_t> shapes(const Node&, const Config&, const Module*,
+                                   const std::vector<std::int64_t>& inputs) const override {
+    return {inputs[0]};
+  }
+
+  Placed place(const PlaceQuery& query) const override {
+    Placed placed;
+    for (std::size_t axis = 0; axis < query.mesh.axes.size(); ++axis) {
+      if (!query.inputs[0].placements[axis].is_partial()) continue;
+      placed.violations.push_back(requires_replicated(
+          query, 0, static_cast<int>(axis), "bias_on_partial",
+          "each rank would add the bias to its partial sum, so the sum would hold it once per rank"));
+    }
+    if (placed.violations.empty()) placed.outputs = {query.inputs[0]};
+    return placed;
+  }
+
+  Cost cost(const Instruction&, const RankContext& context, const std::vector<Extent>& inputs,
+            const std::vector<Extent>& outputs) const override {
+    const auto size = static_cast<std::int64_t>(element_size(context.settings().storage));
+    return {outputs[0].rows * outputs[0].cols, operand_bytes(inputs, outputs) + outputs[0].cols * size};
+  }
+
+  std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
+                          const std::vector<Tensor>& inputs) const override {
+    Tensor out = context.allocate(instruction.outputs[0]);
+    const Tensor& whole = context.weight(instruction.module + ".bias");
+    const Ranges mine = context.program().value(instruction.outputs[0]).layout.feature_ranges(context.rank());
+    std::int64_t at = 0;
+    for (const Range& range : mine) {
+      const std::int64_t end = at + range.size();
+      context.device().bias(context.stream(), inputs[0].col_range(at, end), whole.col_range(range.begin, range.end),
+                            out.col_range(at, end));
+      at = end;
+    }
+    return {out};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Op> make_bias() { return std::make_unique<Bias>(); }
+
+}  // namespace shardcheck::ops

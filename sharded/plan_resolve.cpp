@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan applied to a model on a mesh: patterns to modules, cuts to index ranges.
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "model/error.hpp"
+#include "sharded/plan.hpp"
+
+namespace shardcheck {
+namespace {
+
+/// Which section of `families` serves a model type: newer members of the llama family fall back to it.
+const PlanSection& section_for(const Plan& plan, const std::string& model_type) {
+  const auto flat = plan.families.find("");
+  if (flat != plan.families.end()) return flat->second;
+  const auto exact = plan.families.find(model_type);
+  if (exact != plan.families.end()) return exact->second;
+  static constexpr std::string_view kLlamaLike[] = {"mistral", "qwen2", "qwen3"};
+  const auto llama = plan.families.find("llama");
+  if (llama != plan.families.end() &&
+      std::find(std::begin(kLlamaLike), std::end(kLlamaLike), model_type) != std::end(kLlamaLike)) {
+    return llama->second;
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, section] : plan.families) names.push_back(name);
+  throw InputError(fmt::format("{}: no section for model_type {}; the plan has {}", plan.origin, model_type,
+                               fmt::join(names, ", ")));
+}
+
+class Resolver {
+ public:
+  Resolver(const Plan& plan, const Model& model, const Mesh& mesh)
+      : plan_(plan), model_(model), config_(model.config()), mesh_(mesh) {}
+
+  ResolvedPlan resolve() {
+    check_mesh();
+    const PlanSection& section = section_for(plan_, config_.model_type);
+    match_weights(section);
+    ResolvedPlan resolved;
+    resolved.mesh = mesh_;
+    for (const Module& module : model_.modules()) resolved.weights[module.path] = {};
+    // q before k and v, whose cut may follow it: modules come in forward order.
+    for (const Module& module : model_.modules()) place(module, resolved);
+    resolved.points[Phase::prefill] = match_points(section, Phase::prefill);
+    resolved.points[Phase::decode] = match_points(section, Phase::decode);
+    return resolved;
+  }
+
+ private:
+  void check_mesh() {
+    std::vector<std::string> names;
+    for (const Mesh::Axis& axis : mesh_.axes) names.push_back(axis.name);
+    if (names != plan_.mesh) {
+      throw InputError(fmt::format("{}: the plan's mesh is [{}], but the run's is {}; pass --mesh {}=N", plan_.origin,
+                                   fmt::join(plan_.mesh, ", "), to_string(mesh_), fmt::join(plan_.mesh, "=N,")));
+    }
+  }
+
+  void match_weights(const PlanSection& section) {
+    std::vector<std::string> paths;
+    for (const Module& module : model_.modules()) paths.push_back(module.path);
+    for (const WeightRule& rule : section.weights) {
+      bool any = false;
+      for (const std::string& path : paths) {
+        if (!matches(rule.pattern, path)) continue;
+        any = true;
+        const auto [entry, fresh] = rules_.emplace(path, &rule);
+        if (!fresh) {
+          throw InputError(fmt::format("{}: {} is matched twice, by \"{}\" and \"{}\"; keep one", plan_.origin, path,
+                                       entry->second->pattern, rule.pattern));
+        }
+      }
+      if (!any) {
+        throw InputError(fmt::format("{}: \"{}\" matches no module of {}; did you mean \"{}\"?", plan_.origin,
+                                     rule.pattern, config_.name, nearest_name(rule.pattern, paths)));
+      }
+    }
+  }
+
+  std::map<std::string, std::vector<CollectiveStep>, std::less<>> match_points(const PlanSection& section,
+                                                                               Phase phase) {
+    std::vector<std::string> valid;
+    for (const Module& module : model_.modules()) {
+      valid.push_back(module.path + ".out");
+      valid.push_back(module.path + ".in");
+      if (module.kind == ModuleKind::norm) valid.push_back(module.path + ".stat");
+    }
+    std::map<std::string, std::vector<CollectiveStep>, std::less<>> points;
+    const auto apply = [&](const std::vector<CollectiveRule>& rules, bool overriding) {
+      std::map<std::string, std::string> owner;
+      for (const CollectiveRule& rule : rules) {
+        bool any = false;
+        for (const std::string& point : valid) {
+          if (!matches(rule.pattern, point)) continue;
+          any = true;
+          const auto [entry, fresh] = owner.emplace(point, rule.pattern);
+          if (!fresh) {
+            throw InputError(fmt::format("{}: the point {} is matched twice, by \"{}\" and \"{}\"; keep one",
+                                         plan_.origin, point, entry->second, rule.pattern));
+          }
+          points[point] = rule.steps;
+          for (const CollectiveStep& step : rule.steps) check_root(point, step);
+        }
+        if (!any) {
+          throw InputError(fmt::format("{}: \"{}\"{} matches no point of {}; did you mean \"{}\"?", plan_.origin,
+                                       rule.pattern, overriding ? " (in phase)" : "", config_.name,
+                                       nearest_name(rule.pattern, valid)));
+        }
+      }
+    };
+    apply(section.collectives, false);
+    const auto overrides = section.phase.find(phase);
+    if (overrides != section.phase.end()) apply(overrides->second, true);
+    return points;
+  }
+
+  void check_root(const std::string& point, const CollectiveStep& step) {
+    if (step.kind != CollectiveStep::Kind::broadcast) return;
+    int size = 1;
+    for (const std::string& axis : step.axes) {
+      size *= mesh_.axes[static_cast<std::size_t>(mesh_.axis_index(axis))].size;
+    }
+    if (size > 1 && step.root >= size) {
+      throw InputError(fmt::format("{}: {} at {} has root {}, but the group has ranks 0 to {}", plan_.origin,
+                                   to_string(step), point, step.root, size - 1));
+    }
+  }
+
+  void place(const Module& module, ResolvedPlan& resolved) {
+    const auto found = rules_.find(module.path);
+    if (found == rules_.end()) return;
+    ModulePlacement& placement = resolved.weights[module.path];
+    for (std::size_t axis = 0; axis < mesh_.axes.size(); ++axis) {
+      const auto cut = found->second->cuts.find(mesh_.axes[axis].name);
+      if (cut == found->second->cuts.end() || !cut->second.sharded) continue;
+      const bool rows = cuts_rows(module, cut->second);
+      // Checked for a group of one too: whether a plan is well formed must not depend on the TP size.
+      cut_dimension(module, cut->second, static_cast<int>(axis), rows, placement, resolved);
+    }
+  }
+
+  bool cuts_rows(const Module& module, const WeightCut& cut) {
+    switch (cut.dim) {
+      case PlanDim::out:
+        if (module.kind == ModuleKind::linear) return true;
+        break;
+      case PlanDim::in:
+        if (module.kind == ModuleKind::linear) return false;
+        break;
+      case PlanDim::vocab:
+        if (module.kind == ModuleKind::embedding || module.role == ModuleRole::lm_head) return true;
+        break;
+      case PlanDim::features:
+        if (module.kind == ModuleKind::embedding) return false;
+        if (module.kind == ModuleKind::norm) return true;
+        break;
+      default: break;
+    }
+    const std::string_view has = module.kind == ModuleKind::linear
+                                     ? (module.role == ModuleRole::lm_head ? "out (vocab) and in" : "out and in")
+                                 : module.kind == ModuleKind::embedding ? "vocab and features"
+                                                                        : "features";
+    throw InputError(fmt::format("{}: {} can't be cut that way: a weight of this kind has the dimensions {}",
+                                 plan_.origin, module.path, has));
+  }
+
+  /// Elements of one unit of the cut dimension.
+  std::int64_t unit_size(const Module& module, const WeightCut& cut, bool rows) {
+    const auto refuse = [&](std::string_view why) -> std::int64_t {
+      throw InputError(fmt::format("{}: {}: {}", plan_.origin, module.path, why));
+    };
+    switch (cut.unit) {
+      case CutUnit::row:
+      case CutUnit::chunk: return 1;
+      case CutUnit::head:
+        if ((module.role == ModuleRole::q || module.role == ModuleRole::qkv) && rows) return config_.head_dim;
+        if (module.role == ModuleRole::o && !rows) return config_.head_dim;
+        if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows) {
+          if (config_.num_kv_heads == config_.num_heads) return config_.head_dim;
+          return refuse(fmt::format("has {} kv heads, not {} heads; cut it by kv_head", config_.num_kv_heads,
+                                    config_.num_heads));
+        }
+        return refuse("`by head` fits the rows of q, k, v or a fused qkv and the columns of o");
+      case CutUnit::kv_head:
+        if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows) return config_.head_dim;
+        return refuse("`by kv_head` fits the rows of k and v (a fused qkv is cut by head)");
+      case CutUnit::group: {
+        const std::int64_t group = info(model_.dtype(module.weight())).block_elements;
+        if (group <= 1) return refuse("`by group` needs a quantised checkpoint; this weight is stored unquantised");
+        if (rows) return refuse("`by group` cuts columns (in): quantisation groups lie along them");
+        return group;
+      }
+    }
+    return 1;
+  }
+
+  void cut_dimension(const Module& module, const WeightCut& cut, int axis, bool rows, ModulePlacement& placement,
+                     const ResolvedPlan& resolved) {
+    const std::int64_t extent = rows ? module.out : module.in;
+    const std::int64_t unit = unit_size(module, cut, rows);
+    const int size = mesh_.axes[static_cast<std::size_t>(axis)].size;
+    if (cut.unit == CutUnit::head && cut.ranges.empty()) check_heads(module, axis, size, rows, placement);
+    if (size == 1 && cut.ranges.find(1) == cut.ranges.end()) return;
+
+    std::vector<Ranges>& owned = rows ? placement.rows : placement.cols;
+    const bool first = owned.empty();
+    if (first) owned.assign(static_cast<std::size_t>(mesh_.ranks()), Ranges{{0, extent}});
+    const bool follows_q = cut.unit == CutUnit::kv_head && cut.ranges.empty();
+    for (int rank = 0; rank < mesh_.ranks(); ++rank) {
+      Ranges& mine = owned[static_cast<std::size_t>(rank)];
+      const int at = mesh_.coordinates(rank)[static_cast<std::size_t>(axis)];
+      if (follows_q) {
+        mine = kv_rows(module, rank, axis, resolved);
+      } else if (!cut.ranges.empty()) {
+        mine = compose(mine, explicit_partition(module, cut, size, unit, total(mine)).of(at));
+      } else if (!module.sections.empty() && rows && cut.unit == CutUnit::head) {
+        mine = section_rows(module, mine, size, at);
+      } else if (cut.unit == CutUnit::chunk) {
+        mine = compose(mine, Partition::chunked(total(mine), size).of(at));
+      } else {
+        if (total(mine) % unit != 0) {
+          throw InputError(fmt::format("{}: {}: {} elements are no multiple of the unit {}", plan_.origin, module.path,
+                                       total(mine), unit));
+        }
+        mine = compose(mine, Partition::balanced(total(mine), size, unit).of(at));
+      }
+    }
+    placement.may_overlap = placement.may_overlap || follows_q;
+    if (size > 1) placement.cuts.push_back({axis, rows});
+    const Partition whole(extent, owned_along(owned, axis));
+    const std::string defect = first ? whole.defect(follows_q) : std::string();
+    if (!defect.empty()) {
+      throw InputError(fmt::format("{}: {}: {} (of {} {})", plan_.origin, module.path, defect, extent,
+                                   rows ? "rows" : "columns"));
+    }
+  }
+
+  /// The ranges of the ranks along one axis, other coordinates 0.
+  std::vector<Ranges> owned_along(const std::vector<Ranges>& owned, int axis) {
+    std::vector<Ranges> result;
+    for (const int rank : mesh_.group(0, {axis})) result.push_back(owned[static_cast<std::size_t>(rank)]);
+    return result;
+  }
+
+  Partition explicit_partition(const Module& module, const WeightCut& cut, int size, std::int64_t unit,
+                               std::int64_t extent) {
+    const auto found = cut.ranges.find(size);
+    if (found == cut.ranges.end()) {
+      std::vector<int> sizes;
+      for (const auto& [ranks, ranges] : cut.ranges) sizes.push_back(ranks);
+      throw InputError(fmt::format("{}: {} lists ranges for {} ranks only, not for {}", plan_.origin, module.path,
+                                   fmt::join(sizes, ", "), size));
+    }
+    std::vector<Ranges> elements = found->second;
+    for (Ranges& ranges : elements) {
+      for (Range& range : ranges) {
+        // Refused before it is scaled: a huge number must not overflow.
+        if (range.begin < 0 || range.end > extent / unit || range.begin > range.end) {
+          throw InputError(fmt::format("{}: {}: the range [{}, {}) lies outside the {} units there are", plan_.origin,
+                                       module.path, range.begin, range.end, extent / unit));
+        }
+        range = {range.begin * unit, range.end * unit};
+      }
+    }
+    Partition partition(extent, std::move(elements));
+    const std::string defect = partition.defect(cut.unit == CutUnit::kv_head);
+    if (!defect.empty()) {
+      throw InputError(fmt::format("{}: {}: {} (elements; unit {})", plan_.origin, module.path, defect, unit));
+    }
+    return partition;
+  }
+
+  void check_heads(const Module& module, int axis, int size, bool rows, const ModulePlacement& placement) {
+    std::int64_t heads = config_.num_heads;
+    for (const ModulePlacement::AxisCut& outer : placement.cuts) {
+      if (outer.rows == rows) heads /= mesh_.axes[static_cast<std::size_t>(outer.axis)].size;
+    }
+    if (size > heads) {
+      throw InputError(fmt::format(
+          "{}: {} is cut by head, and {} {} leave ranks without a head on {}={}; the largest size that works is {} "
+          "(explicit ranges may leave a rank without heads)",
+          plan_.origin, module.path, heads, heads == 1 ? "head" : "heads",
+          mesh_.axes[static_cast<std::size_t>(axis)].name, size, heads));
+    }
+  }
+
+  /// Rows of the kv heads that serve these q rows.
+  Ranges kv_heads_for(const Ranges& q_rows) {
+    const std::int64_t group = config_.num_heads / config_.num_kv_heads;
+    std::set<std::int64_t> needed;
+    for (const Range& range : q_rows) {
+      for (std::int64_t row = range.begin; row < range.end; row += 1) {
+        needed.insert(row / config_.head_dim / group);
+        row = (row / config_.head_dim + 1) * config_.head_dim - 1;  // on to the next head
+      }
+    }
+    Ranges rows;
+    for (const std::int64_t head : needed) rows.push_back({head * config_.head_dim, (head + 1) * config_.head_dim});
+    return normalized(std::move(rows));
+  }
+
+  Ranges kv_rows(const Module& module, int rank, int axis, const ResolvedPlan& resolved) {
+    for (const Module& q : model_.modules()) {
+      if (q.role != ModuleRole::q || q.layer != module.layer) continue;
+      const ModulePlacement& placement = resolved.placement(q.path);
+      if (placement.rows.empty()) return {{0, module.out}};
+      // Ranks that this rank's k isn't cut against share it: their q heads count too.
+      Ranges q_rows;
+      for (int peer = 0; peer < mesh_.ranks(); ++peer) {
+        const auto i = static_cast<std::size_t>(axis);
+        if (mesh_.coordinates(peer)[i] != mesh_.coordinates(rank)[i]) continue;
+        const Ranges& theirs = placement.rows[static_cast<std::size_t>(peer)];
+        q_rows.insert(q_rows.end(), theirs.begin(), theirs.end());
+      }
+      return kv_heads_for(q_rows);
+    }
+    throw InputError(fmt::format("{}: {} is cut by kv_head, but its block has no q to follow", plan_.origin,
+                                 module.path));
+  }
+
+  /// A fused q | k | v: q by heads, k and v by the kv heads that those need; each section on its own.
+  Ranges section_rows(const Module& module, const Ranges& mine, int size, int at) {
+    Ranges result, q_rows;
+    for (const Section& section : module.sections) {
+      Ranges local;  // the part of this section that the rank holds so far, relative to the section
+      for (const Range& range : mine) {
+        const std::int64_t begin = std::max(range.begin, section.begin);
+        const std::int64_t end = std::min(range.end, section.end);
+        if (begin < end) local.push_back({begin - section.begin, end - section.begin});
+      }
+      Ranges cut;
+      if (section.role == ModuleRole::q) {
+        cut = compose(local, Partition::balanced(total(local), size, config_.head_dim).of(at));
+        q_rows = cut;
+      } else {
+        cut = kv_heads_for(q_rows);
+      }
+      for (const Range& range : cut) result.push_back({range.begin + section.begin, range.end + section.begin});
+    }
+    return result;
+  }
+
+  const Plan& plan_;
+  const Model& model_;
+  const Config& config_;
+  const Mesh& mesh_;
+  std::map<std::string, const WeightRule*> rules_;
+};
+
+/// Matches one alternative-free pattern.
+bool matches_plain(std::string_view pattern, std::string_view path) {
+  if (pattern.empty()) return path.empty();
+  if (pattern.front() == '*') {
+    for (std::size_t length = 0; length <= path.size(); ++length) {
+      if (length > 0 && matches_plain(pattern.substr(1), path.substr(length))) return true;
+      if (length < path.size() && path[length] == '.') return false;
+    }
+    return false;
+  }
+  return !path.empty() && pattern.front() == path.front() && matches_plain(pattern.substr(1), path.substr(1));
+}
+
+/// Expands the first {a,b} and tries each.
+bool matches_expanded(const std::string& pattern, std::string_view path) {
+  const auto open = pattern.find('{');
+  const auto close = open == std::string::npos ? open : pattern.find('}', open);
+  if (close == std::string::npos) return matches_plain(pattern, path);
+  std::size_t begin = open + 1;
+  while (begin <= close) {
+    const std::size_t end = std::min(pattern.find(',', begin), close);
+    if (matches_expanded(pattern.substr(0, open) + pattern.substr(begin, end - begin) + pattern.substr(close + 1),
+                         path)) {
+      return true;
+    }
+    begin = end + 1;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool matches(std::string_view pattern, std::string_view path) {
+  return matches_expanded(std::string(strip_prefix(pattern)), strip_prefix(path));
+}
+
+ResolvedPlan resolve(const Plan& plan, const Model& model, const Mesh& mesh) {
+  return Resolver(plan, model, mesh).resolve();
+}
+
+const ModulePlacement::AxisCut* ModulePlacement::on(int axis) const {
+  for (const AxisCut& cut : cuts) {
+    if (cut.axis == axis) return &cut;
+  }
+  return nullptr;
+}
+
+const ModulePlacement& ResolvedPlan::placement(std::string_view module) const {
+  const auto found = weights.find(module);
+  if (found == weights.end()) throw InputError(fmt::format("the plan knows no module {}", module));
+  return found->second;
+}
+
+Ranges ResolvedPlan::rows_of(const Module& module, int rank) const {
+  const ModulePlacement& at = placement(module.path);
+  return at.rows.empty() ? Ranges{{0, module.out}} : at.rows[static_cast<std::size_t>(rank)];
+}
+
+Ranges ResolvedPlan::cols_of(const Module& module, int rank) const {
+  const ModulePlacement& at = placement(module.path);
+  return at.cols.empty() ? Ranges{{0, module.in}} : at.cols[static_cast<std::size_t>(rank)];
+}
+
+const std::vector<CollectiveStep>& ResolvedPlan::steps(Phase phase, std::string_view point) const {
+  static const std::vector<CollectiveStep> kNone;
+  const auto& at = points.at(phase);
+  const auto found = at.find(point);
+  return found == at.end() ? kNone : found->second;
+}
+
+}  // namespace shardcheck

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sharded/rank_context.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace shardcheck {
+namespace {
+
+/// Radians per position of every pair: 1 / pow(theta, 2i / d), f64, then scaled by type.
+/// llama3 (Llama 3.1): wavelengths beyond original / low_freq are slowed by `factor`, those below original / high_freq
+/// are kept, and between the two the frequency is interpolated. Source: transformers modeling_rope_utils.py.
+std::vector<double> rope_angles_per_position(const Config& config) {
+  const RopeConfig& rope = config.rope;
+  std::vector<double> frequency(static_cast<std::size_t>(config.head_dim / 2));
+  for (std::size_t i = 0; i < frequency.size(); ++i) {
+    double f = 1.0 / std::pow(rope.theta, 2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
+    if (rope.type == RopeConfig::Type::linear) f /= rope.factor;
+    if (rope.type == RopeConfig::Type::llama3) {
+      const double wavelength = 2.0 * std::numbers::pi / f;
+      const double slow = rope.original_max_positions / rope.low_freq_factor;
+      const double fast = rope.original_max_positions / rope.high_freq_factor;
+      if (wavelength > slow) {
+        f /= rope.factor;
+      } else if (wavelength >= fast) {
+        const double blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) /
+                             (rope.high_freq_factor - rope.low_freq_factor);
+        f = (1.0 - blend) * f / rope.factor + blend * f;
+      }
+    }
+    frequency[i] = f;
+  }
+  return frequency;
+}
+
+HostTensor row_of_ids(const std::vector<std::int64_t>& ids) {
+  HostTensor tensor(DType::i64, {1, static_cast<std::int64_t>(ids.size())});
+  std::copy(ids.begin(), ids.end(), tensor.as_mutable<std::int64_t>().begin());
+  return tensor;
+}
+
+}  // namespace
+
+RankContext::RankContext(const Program& program, int rank, Device& device, World& world, WeightStore& weights,
+                         const RunSettings& settings, std::vector<std::int64_t> sequence_capacity)
+    : program_(program),
+      rank_(rank),
+      device_(device),
+      world_(world),
+      store_(weights),
+      settings_(settings),
+      capacity_(std::move(sequence_capacity)),
+      stream_(device.make_stream()) {}
+
+const Tensor& RankContext::weight(const std::string& tensor) {
+  const auto found = weights_.find(tensor);
+  if (found != weights_.end()) return found->second;
+  const std::string path = tensor.substr(0, tensor.rfind('.'));
+  const Module& module = store_.model().module(path);
+  const Ranges rows = program_.plan.rows_of(module, rank_);
+  const bool matrix = module.kind != ModuleKind::norm && tensor == module.weight();
+  // A vector is one row on the device: its elements are columns.
+  Tensor shard = matrix ? store_.shard(tensor, rows, program_.plan.cols_of(module, rank_), device_, *stream_)
+                        : store_.shard(tensor, {{0, 1}}, rows, device_, *stream_);
+  return weights_.emplace(tensor, std::move(shard)).first->second;
+}
+
+Communicator& RankContext::communicator(const std::vector<int>& axes) {
+  std::unique_ptr<Communicator>& slot = communicators_[axes];
+  if (!slot) slot = world_.group(rank_, axes, device_, ledger_);
+  return *slot;
+}
+
+SequenceCache& RankContext::cache(const std::string& attention, std::int64_t sequence, std::int64_t kv_features) {
+  SequenceCache& slot = caches_[{attention, sequence}];
+  if (!slot.k) {
+    const std::int64_t capacity = capacity_.at(static_cast<std::size_t>(sequence));
+    slot.k = device_.allocate(settings_.storage, capacity, kv_features);
+    slot.v = device_.allocate(settings_.storage, capacity, kv_features);
+    device_.poison(*stream_, slot.k);
+    device_.poison(*stream_, slot.v);
+  }
+  return slot;
+}
+
+void RankContext::begin_step(const Step& step) {
+  step_ = &step;
+  position_values_ = step.positions();
+  ids_ = device_.allocate(DType::i64, 1, step.tokens());
+  positions_ = device_.allocate(DType::i64, 1, step.tokens());
+  if (device_.has_values()) {
+    device_.upload(*stream_, row_of_ids(step.ids), ids_);
+    device_.upload(*stream_, row_of_ids(position_values_), positions_);
+  }
+  cos_ = sin_ = {};
+}
+
+std::pair<Tensor, Tensor> RankContext::rope_table() {
+  if (!cos_) {
+    const Config& config = program_.config;
+    const DType dtype = accumulate_dtype(settings_.storage);
+    const auto rows = static_cast<std::int64_t>(position_values_.size());
+    const std::int64_t cols = config.head_dim / 2;
+    cos_ = device_.allocate(dtype, rows, cols);
+    sin_ = device_.allocate(dtype, rows, cols);
+    if (device_.has_values()) {
+      const std::vector<double> frequency = rope_angles_per_position(config);
+      std::vector<double> cos, sin;
+      for (const std::int64_t position : position_values_) {
+        for (const double f : frequency) {
+          cos.push_back(std::cos(static_cast<double>(position) * f));
+          sin.push_back(std::sin(static_cast<double>(position) * f));
+        }
+      }
+      device_.upload(*stream_, round_to(dtype, {rows, cols}, cos), cos_);
+      device_.upload(*stream_, round_to(dtype, {rows, cols}, sin), sin_);
+    }
+  }
+  return {cos_, sin_};
+}
+
+Extent RankContext::extent(int value) const {
+  const Value& v = program_.value(value);
+  std::int64_t rows = total(v.layout.token_ranges(program_.mesh, rank_, step_->tokens()));
+  if (v.rows == ValueRows::cache) {
+    rows = 0;
+    for (const StepSequence& sequence : step_->sequences) rows += visible_keys(sequence, v.window).size();
+  }
+  return {rows, v.layout.local_features(rank_), dtype(v)};
+}
+
+Tensor RankContext::allocate(int value) {
+  const Extent local = extent(value);
+  return device_.allocate(local.dtype, local.rows, local.cols);
+}
+
+Range visible_keys(const StepSequence& sequence, std::int64_t window) {
+  if (sequence.count == 0) return {sequence.first, sequence.first};
+  const std::int64_t oldest = window > 0 ? std::max<std::int64_t>(0, sequence.first - window + 1) : 0;
+  return {oldest, sequence.first + sequence.count};
+}
+
+}  // namespace shardcheck

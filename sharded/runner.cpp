@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sharded/runner.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "model/error.hpp"
+#include "sharded/collectives.hpp"
+
+namespace shardcheck {
+namespace {
+
+/// One rank's walk through the program.
+class RankRun {
+ public:
+  RankRun(RankContext& context, const RunOptions& options, std::vector<WiringMismatch>& mismatches)
+      : context_(context), options_(options), mismatches_(mismatches) {}
+
+  void step(const Step& step) {
+    const std::vector<Instruction>& instructions = context_.program().instructions.at(step.phase);
+    context_.begin_step(step);
+    values_.clear();
+    begin_wiring(instructions);
+    last_use_ = last_uses(instructions);
+    for (order_ = 0; order_ < static_cast<int>(instructions.size()); ++order_) {
+      execute(instructions[static_cast<std::size_t>(order_)]);
+    }
+    end_wiring();
+  }
+
+  int order() const { return order_; }
+  std::int64_t checks() const { return checks_; }
+
+ private:
+  struct Checked {
+    std::int64_t producer_slot, consumer_slot;
+    int value;
+    const Instruction* consumer;
+  };
+
+  void execute(const Instruction& instruction) {
+    std::vector<Tensor> inputs;
+    for (const int index : instruction.inputs) inputs.push_back(input(index));
+    for (std::size_t i = 0; i < inputs.size(); ++i) hash_input(instruction, instruction.inputs[i], inputs[i]);
+
+    std::vector<Tensor> outputs;
+    Interposer* interposer = options_.interposer;
+    if (interposer == nullptr || !interposer->replace(context_, instruction, inputs, outputs)) {
+      outputs = instruction.op == nullptr ? std::vector<Tensor>{run_collective(instruction, context_, inputs[0])}
+                                          : instruction.op->run(instruction, context_, inputs);
+    }
+    if (interposer != nullptr) interposer->after(context_, instruction, outputs);
+    if (instruction.op != nullptr) record(instruction);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const int index = instruction.outputs[i];
+      values_[index] = outputs[i];
+      hash_output(index, outputs[i]);
+      tap(index, outputs[i]);
+    }
+    if (interposer != nullptr) {
+      interposer->between(context_, instruction, outputs);
+      for (std::size_t i = 0; i < outputs.size(); ++i) values_[instruction.outputs[i]] = outputs[i];
+    }
+    // A value is dropped after its last consumer, so that a run needs the memory of a layer, not of a model.
+    for (const int index : instruction.inputs) {
+      if (last_use_[index] == order_) values_.erase(index);
+    }
+  }
+
+  Tensor input(int index) {
+    const Value& value = context_.program().value(index);
+    if (value.name == "ids") return context_.ids();
+    if (value.name == "positions") return context_.position_ids();
+    return values_.at(index);
+  }
+
+  static std::map<int, int> last_uses(const std::vector<Instruction>& instructions) {
+    std::map<int, int> last;
+    for (std::size_t i = 0; i < instructions.size(); ++i) {
+      for (const int index : instructions[i].inputs) last[index] = static_cast<int>(i);
+    }
+    return last;
+  }
+
+  void record(const Instruction& instruction) {
+    std::vector<Extent> inputs, outputs;
+    for (const int index : instruction.inputs) {
+      const Value& value = context_.program().value(index);
+      const bool source = value.name == "ids" || value.name == "positions";
+      inputs.push_back(source ? Extent{1, context_.step().tokens(), DType::i64} : context_.extent(index));
+    }
+    for (const int index : instruction.outputs) outputs.push_back(context_.extent(index));
+    const Cost cost = instruction.op->cost(instruction, context_, inputs, outputs);
+    LedgerRecord entry;
+    entry.site = instruction.site;
+    entry.what = std::string(instruction.op->name());
+    entry.dtype = context_.settings().storage;
+    entry.flops = cost.flops;
+    entry.moved_bytes = cost.bytes;
+    entry.phase = context_.step().phase;
+    entry.step = context_.step().index;
+    context_.ledger().push_back(std::move(entry));
+  }
+
+  void tap(int index, const Tensor& tensor) {
+    if (options_.taps == nullptr || !context_.device().has_values()) return;
+    const Value& value = context_.program().value(index);
+    if (!options_.taps->wants(value.name)) return;
+    const TapInfo info{value.name, context_.step().phase, context_.step().index, context_.rank(), &value.layout};
+    options_.taps->take(info, context_.device().to_host(context_.stream(), tensor));
+  }
+
+  void begin_wiring(const std::vector<Instruction>& instructions) {
+    checked_.clear();
+    producer_slot_.clear();
+    next_slot_ = 0;
+    wiring_ = options_.check_wiring && context_.device().has_values();
+    if (!wiring_) return;
+    std::int64_t slots = 0;
+    for (const Instruction& instruction : instructions) {
+      slots += static_cast<std::int64_t>(instruction.inputs.size() + instruction.outputs.size());
+    }
+    slots_ = context_.device().allocate(DType::u64, 1, slots);
+  }
+  void hash_output(int index, const Tensor& tensor) {
+    if (!wiring_) return;
+    producer_slot_[index] = next_slot_;
+    context_.device().hash(context_.stream(), tensor, slots_, next_slot_++);
+  }
+  void hash_input(const Instruction& consumer, int index, const Tensor& tensor) {
+    if (!wiring_ || producer_slot_.find(index) == producer_slot_.end()) return;
+    checked_.push_back({producer_slot_.at(index), next_slot_, index, &consumer});
+    context_.device().hash(context_.stream(), tensor, slots_, next_slot_++);
+  }
+  void end_wiring() {
+    if (!wiring_) return;
+    const HostTensor hashes = context_.device().to_host(context_.stream(), slots_.col_range(0, next_slot_));
+    const auto values = hashes.as<std::uint64_t>();
+    for (const Checked& check : checked_) {
+      ++checks_;
+      if (values[static_cast<std::size_t>(check.producer_slot)] == values[static_cast<std::size_t>(check.consumer_slot)]) {
+        continue;
+      }
+      mismatches_.push_back({context_.rank(), context_.step().phase, context_.step().index,
+                             context_.program().value(check.value).name, check.consumer->site});
+    }
+  }
+
+  RankContext& context_;
+  const RunOptions& options_;
+  std::vector<WiringMismatch>& mismatches_;
+  std::map<int, Tensor> values_;
+  std::map<int, int> last_use_;
+  int order_ = 0;
+  bool wiring_ = false;
+  Tensor slots_;
+  std::int64_t next_slot_ = 0, checks_ = 0;
+  std::map<int, std::int64_t> producer_slot_;
+  std::vector<Checked> checked_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> sequence_capacity(std::span<const Step> steps) {
+  std::vector<std::int64_t> capacity;
+  for (const Step& step : steps) {
+    for (const StepSequence& sequence : step.sequences) {
+      const auto index = static_cast<std::size_t>(sequence.sequence);
+      if (capacity.size() <= index) capacity.resize(index + 1, 0);
+      capacity[index] = std::max(capacity[index], sequence.first + sequence.count);
+    }
+  }
+  return capacity;
+}
+
+RunResult run_program(const Program& program, World& world, std::span<Device* const> devices, WeightStore& weights,
+                      const RunSettings& settings, std::span<const Step> steps, const RunOptions& options) {
+  const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
+  RunResult result;
+  result.ledgers.resize(ranks);
+  std::vector<std::vector<WiringMismatch>> mismatches(ranks);
+  std::vector<std::int64_t> checks(ranks, 0);
+  const std::vector<std::int64_t> capacity = sequence_capacity(steps);
+  std::mutex end_mutex;
+  std::optional<RunEnd> end;
+  const auto note_end = [&](int rank, int order, const Step& step, const char* message) {
+    const std::lock_guard lock(end_mutex);
+    const std::string site = program.instructions.at(step.phase)[static_cast<std::size_t>(order)].site;
+    if (!end || order < end->order) end = RunEnd{site, order, step.phase, step.index, {}, message};
+    if (end->order == order) end->ranks.push_back(rank);
+  };
+
+  const auto body = [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    Device& device = *devices[devices.size() == 1 ? 0 : r];
+    RankContext context(program, rank, device, world, weights, settings, capacity);
+    if (options.interposer != nullptr) options.interposer->prepare(context);
+    if (options.inspect) options.inspect(context);
+    RankRun run(context, options, mismatches[r]);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      try {
+        run.step(steps[i]);
+      } catch (const ShapeError& error) {
+        note_end(rank, run.order(), steps[i], error.what());
+        throw;
+      }
+      if (rank == 0 && options.progress) {
+        options.progress(static_cast<double>(i + 1) / static_cast<double>(steps.size()));
+      }
+    }
+    context.stream().synchronize();
+    checks[r] = run.checks();
+    result.ledgers[r] = std::move(context.ledger());
+  };
+
+  try {
+    world.run(body);
+  } catch (const ShapeError&) {
+    if (!program.forced_shapes) throw;
+  } catch (const CommError& error) {
+    if (!program.forced_shapes) throw;
+    if (!end) end = RunEnd{"", 0, steps[0].phase, steps[0].index, {}, error.what()};
+  }
+  if (end) std::sort(end->ranks.begin(), end->ranks.end());
+  result.ended = end;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    result.wiring.insert(result.wiring.end(), mismatches[rank].begin(), mismatches[rank].end());
+    result.wiring_checks += checks[rank];
+  }
+  return result;
+}
+
+}  // namespace shardcheck

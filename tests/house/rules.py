@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the rules of the house that no compiler sees: who may include whom, and what a source file begins with.
+
+    rules.py DIRECTORY      prints each broken rule as file:line: sentence, exit 1 if there is one
+"""
+import re
+import sys
+from pathlib import Path
+
+# A folder may include itself and these. reference and sharded share only model: else comparing them proves nothing.
+MAY_INCLUDE = {
+    "model": set(),
+    "reference": {"model"},
+    "kernels": {"model"},
+    "sharded": {"kernels", "model"},
+    "sim": {"sharded", "kernels", "model"},
+    "harness": {"model", "reference", "kernels", "sharded", "sim"},
+}
+# harness/local recomputes what the program did; calling the program's own code would repeat its mistakes.
+MAY_NOT_INCLUDE = {"harness/local": re.compile(r"(sharded/ops|kernels/(cpu|meta|cuda|emu|field))/")}
+
+INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
+HEAVY = re.compile(r"(Eigen|nlohmann|CLI)/")
+LICENCE = "// SPDX-License-Identifier: Apache-2.0"
+
+
+def problems_of(name, text):
+    """Yields (line, sentence) for the file of that name, relative to the root."""
+    folder = name.split("/")[0]
+    lines = text.splitlines()
+    if not lines or lines[0] != LICENCE:
+        yield 1, f"the first line is not '{LICENCE}'"
+    if name.endswith(".hpp") and "#pragma once" not in lines:
+        yield 1, "a header without #pragma once"
+    for number, line in enumerate(lines, 1):
+        include = INCLUDE.match(line)
+        if not include:
+            continue
+        target = include.group(1)
+        other = target.split("/")[0]
+        if folder in MAY_INCLUDE and other in MAY_INCLUDE and other not in MAY_INCLUDE[folder] | {folder}:
+            yield number, f"{folder}/ may not include {other}/: see 'Dependencies' in docs/architecture.md"
+        for place, forbidden in MAY_NOT_INCLUDE.items():
+            if name.startswith(place + "/") and forbidden.match(target):
+                yield number, f"{place}/ may not include {target}: it recomputes what that code did"
+
+
+def private_headers(texts):
+    """Headers that only .cpp files may include, for they bring Eigen, nlohmann or CLI11 in."""
+    return {
+        name
+        for name, text in texts.items()
+        if name.endswith(".hpp") and any(HEAVY.match(i) for i in INCLUDE.findall(text))
+    }
+
+
+def check(root):
+    """Yields every broken rule below root as (file, line, sentence)."""
+    files = [p for f in [*MAY_INCLUDE, "tests", "bench"] for p in sorted((root / f).rglob("*.[ch]pp"))]
+    texts = {p.relative_to(root).as_posix(): p.read_text(encoding="utf-8") for p in files}
+    private = private_headers(texts)
+    for name, text in texts.items():
+        for line, sentence in problems_of(name, text):
+            yield name, line, sentence
+        if name.endswith(".hpp") and name not in private:
+            for number, line in enumerate(text.splitlines(), 1):
+                include = INCLUDE.match(line)
+                if include and include.group(1) in private:
+                    yield name, number, f"a header includes {include.group(1)}, which brings in Eigen, nlohmann or CLI11"
+
+
+def main():
+    found = list(check(Path(sys.argv[1])))
+    for name, line, sentence in found:
+        print(f"{name}:{line}: {sentence}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
