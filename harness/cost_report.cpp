@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -49,19 +48,22 @@ std::string shown(Seconds time) {
 std::string shown(std::optional<Seconds> time) { return time ? shown(*time) : "-"; }
 
 std::string shown(Bytes size) {
-  constexpr std::array<Scale, 5> scales{{{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1.0, "B"}}};
+  constexpr std::array<Scale, 5> scales{
+      {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1.0, "B"}}};
   return scaled(size.value, scales);
 }
 
 std::string shown(const Constant& constant) {
-  const std::string value = std::visit([](const auto& v) { return fmt::format("{}", v); }, constant.value);
+  const std::string value = std::visit([](const auto& v) { return fmt::format("{}", v); },
+                                       constant.value);
   return fmt::format("{} {}{}{} ({})", constant.name, value, constant.unit == "1" ? "" : " ",
                      constant.unit == "1" ? "" : constant.unit, sim::name(constant.kind));
 }
 
 std::string shown(const Mesh& mesh) {
   std::vector<std::string> axes;
-  for (const Mesh::Axis& axis : mesh.axes) axes.push_back(fmt::format("{}={}", axis.name, axis.size));
+  for (const Mesh::Axis& axis : mesh.axes)
+    axes.push_back(fmt::format("{}={}", axis.name, axis.size));
   return fmt::format("{}", fmt::join(axes, ","));
 }
 
@@ -72,7 +74,8 @@ class Table {
 
   void add(std::vector<std::string> cells) {
     widths_.resize(std::max(widths_.size(), cells.size()), 0);
-    for (std::size_t i = 0; i < cells.size(); ++i) widths_[i] = std::max(widths_[i], cells[i].size());
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      widths_[i] = std::max(widths_[i], cells[i].size());
     lines_.push_back(std::move(cells));
   }
   void gap() { lines_.emplace_back(); }
@@ -83,7 +86,8 @@ class Table {
       std::string line;
       for (std::size_t i = 0; i < cells.size(); ++i) {
         const bool to_left = i < left_ || i + 1 == widths_.size();
-        line += to_left ? fmt::format("{:<{}}  ", cells[i], widths_[i]) : fmt::format("{:>{}}  ", cells[i], widths_[i]);
+        line += to_left ? fmt::format("{:<{}}  ", cells[i], widths_[i])
+                        : fmt::format("{:>{}}  ", cells[i], widths_[i]);
       }
       out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
     }
@@ -119,16 +123,17 @@ bool communicates(const CostRow& row) { return !row.problem.empty() || !row.coll
 
 std::vector<std::string> cells_of(const CostRow& row, const std::vector<std::string_view>& columns) {
   const bool talks = communicates(row);
-  std::vector<std::string> cells{talks ? row.link : "(any link)", shown(row.mesh), std::string(name(row.phase)),
-                                 shown(row.compute)};
+  std::vector<std::string> cells{talks ? row.link : "(any link)", shown(row.mesh),
+                                 std::string(name(row.phase)), shown(row.compute)};
   cells.push_back(shown(row.communication));
   const auto share = row.share();
   cells.push_back(share ? fmt::format("{:.1f} %", *share * 100.0) : "-");
   cells.push_back(row.phase == Phase::prefill ? shown(row.total()) : "");
   cells.push_back(row.phase == Phase::decode ? shown(row.per_step()) : "");
   for (const std::string_view column : columns) {
-    const auto found = std::find_if(row.by_all_reduce.begin(), row.by_all_reduce.end(),
-                                    [&](const sim::AlgorithmTime& t) { return t.algorithm == column; });
+    const auto found = std::find_if(
+        row.by_all_reduce.begin(), row.by_all_reduce.end(),
+        [&](const sim::AlgorithmTime& t) { return t.algorithm == column; });
     cells.push_back(talks && found != row.by_all_reduce.end() ? shown(found->time) : "-");
   }
   const std::string cheapest = row.cheapest_all_reduce();
@@ -161,7 +166,8 @@ Json json_of(std::optional<Seconds> time) { return time ? Json(time->value) : Js
 
 Json json_of(const std::vector<sim::AlgorithmTime>& times) {
   Json json = Json::object();
-  for (const sim::AlgorithmTime& time : times) json[std::string(time.algorithm)] = json_of(time.time);
+  for (const sim::AlgorithmTime& time : times)
+    json[std::string(time.algorithm)] = json_of(time.time);
   return json;
 }
 
@@ -178,7 +184,8 @@ Json json_of(const sim::KindCost& kind) {
   json["cheapest"] = kind.cheapest;
   json["terms"] = Json::array();
   for (const sim::CommunicationTerm& term : kind.terms) {
-    json["terms"].push_back({{"algorithm", term.algorithm}, {"term", term.term}, {"time_s", term.time.value}});
+    json["terms"].push_back(
+        {{"algorithm", term.algorithm}, {"term", term.term}, {"time_s", term.time.value}});
   }
   json["algorithms_s"] = json_of(kind.algorithms);
   return json;
@@ -226,9 +233,11 @@ Json json_of(const CostRow& row) {
 
 std::string cost_table(const CostReport& report) {
   std::vector<std::string_view> columns = columns_of(report.rows);
-  std::vector<std::string> header{"link", "mesh", "phase", "compute", "comm", "share", "TTFT", "TPOT"};
+  std::vector<std::string> header{"link", "mesh",  "phase", "compute",
+                                  "comm", "share", "TTFT",  "TPOT"};
   for (const std::string_view column : columns) header.emplace_back(column);
-  for (const char* title : {"cheapest", "bytes/rank", "weights", "KV", "fits"}) header.emplace_back(title);
+  for (const char* title : {"cheapest", "bytes/rank", "weights", "KV", "fits"})
+    header.emplace_back(title);
   Table table(header, 3);
   for (std::size_t i = 0; i < report.rows.size(); ++i) {
     const CostRow& row = report.rows[i];
@@ -237,17 +246,22 @@ std::string cost_table(const CostReport& report) {
     if (first || communicates(row)) table.add(cells_of(row, columns));
   }
 
-  std::string out = fmt::format("{}, plan {}, {} on the wire {}, batch {}, sequence {}, on {}\n\n", report.model,
-                                report.plan, report.dtype, report.wire, report.batch, report.sequence,
-                                report.gpu.title);
+  std::string out = fmt::format("{}, plan {}, {} on the wire {}, batch {}, sequence {}, on {}\n\n",
+                                report.model, report.plan, report.dtype, report.wire, report.batch,
+                                report.sequence, report.gpu.title);
   out += table.text();
-  out += "\ncompute: roofline of the slowest rank, no kernel starts and no losses, so a lower bound. comm: every "
-         "collective by its fastest schedule,\nnothing overlaps. The columns named after schedules: comm with every "
-         "all_reduce by that one. bytes/rank: payload x f, what the bound counts.\nweights and KV are per GPU; fits: "
-         "with the reserve below.\n";
+  out +=
+      "\ncompute: roofline of the slowest rank, no kernel starts and no losses, so a lower bound. "
+      "comm: every "
+      "collective by its fastest schedule,\nnothing overlaps. The columns named after schedules: "
+      "comm with every "
+      "all_reduce by that one. bytes/rank: payload x f, what the bound counts.\nweights and KV are "
+      "per GPU; fits: "
+      "with the reserve below.\n";
   out += fmt::format("{}:", report.gpu.name);
   for (const Constant& constant : report.gpu.constants) {
-    const bool other_dtype = constant.name.starts_with("peak.") && constant.name != "peak." + report.dtype;
+    const bool other_dtype = constant.name.starts_with("peak.") &&
+                             constant.name != "peak." + report.dtype;
     if (!other_dtype) out += fmt::format(" {},", shown(constant));
   }
   out += fmt::format(" {}.\nSources of these and of every link's numbers: --json FILE.\n",
@@ -264,10 +278,13 @@ std::string cost_json(const CostReport& report) {
   json["wire"] = report.wire;
   json["batch"] = report.batch;
   json["sequence"] = report.sequence;
-  json["gpu"] = {{"name", report.gpu.name}, {"title", report.gpu.title}, {"constants", json_of(report.gpu.constants)}};
+  json["gpu"] = {{"name", report.gpu.name},
+                 {"title", report.gpu.title},
+                 {"constants", json_of(report.gpu.constants)}};
   json["links"] = Json::array();
   for (const sim::Link& link : report.links) {
-    json["links"].push_back({{"name", link.name}, {"title", link.title}, {"constants", json_of(link.constants)}});
+    json["links"].push_back(
+        {{"name", link.name}, {"title", link.title}, {"constants", json_of(link.constants)}});
   }
   json["algorithm_constants"] = json_of(report.algorithm_constants);
   json["memory_reserve"] = json_of(report.memory_reserve.stated);

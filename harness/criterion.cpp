@@ -29,7 +29,9 @@ Statistics::Statistics(std::int64_t rows, std::int64_t cols, double max_finite)
       row_squares_(static_cast<std::size_t>(rows)),
       col_squares_(static_cast<std::size_t>(cols)),
       row_counts_(static_cast<std::size_t>(rows)),
-      col_counts_(static_cast<std::size_t>(cols)) {}
+      col_counts_(static_cast<std::size_t>(cols)),
+      previous_(static_cast<std::size_t>(cols)),
+      previous_row_(static_cast<std::size_t>(cols), -1) {}
 
 void Statistics::add(std::int64_t row, std::int64_t col, std::span<const double> got,
                      std::span<const double> expected, std::span<const double> budget) {
@@ -62,22 +64,37 @@ void Statistics::add(std::int64_t row, std::int64_t col, std::span<const double>
     largest = 0.0;
     for (std::size_t i = 0; i < n; ++i) largest = ratio[i] > largest ? ratio[i] : largest;
   }
-  double row_sum = 0.0;
-  double* const columns = col_squares_.data() + col;
-  for (std::size_t i = 0; i < n; ++i) {
-    const double square = ratio[i] * ratio[i];
-    row_sum += square;
-    columns[i] += square;
-  }
-  for (std::size_t i = 0; i < n; ++i) ++col_counts_[static_cast<std::size_t>(col) + i];
-  row_squares_[static_cast<std::size_t>(row)] += row_sum;
-  row_counts_[static_cast<std::size_t>(row)] += static_cast<std::int64_t>(n);
-  count_ += static_cast<std::int64_t>(n);
   if (largest > largest_ && !nan_) {
     const auto at = static_cast<std::size_t>(std::find(ratios_.begin(), ratios_.end(), largest) - ratios_.begin());
     largest_ = largest;
     worst_ = {row, col + static_cast<std::int64_t>(at), got[at], expected[at], budget.empty() ? 0.0 : budget[at]};
   }
+  double row_sum = 0.0;
+  for (std::size_t i = 0; i < n; ++i) {
+    ratio[i] *= ratio[i];
+    row_sum += ratio[i];
+  }
+  if (!repeats_row_before(row, col, got)) {
+    double* const columns = col_squares_.data() + col;
+    std::int64_t* const counts = col_counts_.data() + col;
+    for (std::size_t i = 0; i < n; ++i) {
+      columns[i] += ratio[i];
+      ++counts[i];
+    }
+  }
+  row_squares_[static_cast<std::size_t>(row)] += row_sum;
+  row_counts_[static_cast<std::size_t>(row)] += static_cast<std::int64_t>(n);
+  count_ += static_cast<std::int64_t>(n);
+}
+
+bool Statistics::repeats_row_before(std::int64_t row, std::int64_t col, std::span<const double> got) {
+  const auto at = static_cast<std::size_t>(col);
+  double* const before = previous_.data() + at;
+  const bool follows = previous_row_[at] == row - 1 && row > 0;
+  const bool repeats = follows && std::equal(got.begin(), got.end(), before);
+  if (!repeats) std::copy(got.begin(), got.end(), before);
+  previous_row_[at] = row;
+  return repeats;
 }
 
 void Statistics::add_exceptional(std::int64_t row, std::int64_t col, double got, double expected,

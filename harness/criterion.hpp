@@ -7,6 +7,8 @@
 //
 // They are means of ratios, not ratios of norms: one massive activation would decide a ratio of norms.
 // e = 0 counts as 0 also where b = 0; e != 0 with b = 0 is infinite; NaN stays NaN, so that every limit fails.
+// A token whose values are those of the token before it (a prompt that repeats one id) rounds the same way in every
+// column: it is no new sample of a column, and is left out there.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +53,7 @@ class Statistics {
  private:
   void add_exceptional(std::int64_t row, std::int64_t col, double got, double expected, double budget,
                        double& ratio);
+  bool repeats_row_before(std::int64_t row, std::int64_t col, std::span<const double> got);
 
   double max_finite_;
   std::int64_t count_ = 0;
@@ -59,7 +62,9 @@ class Statistics {
   Worst worst_;
   std::vector<double> row_squares_, col_squares_;
   std::vector<std::int64_t> row_counts_, col_counts_;
-  std::vector<double> ratios_;  // of the piece being added
+  std::vector<double> ratios_;    // of the piece being added
+  std::vector<double> previous_;  // by column: the values of the row before
+  std::vector<std::int64_t> previous_row_;  // by first column of a piece
 };
 
 }  // namespace shardcheck

@@ -20,7 +20,9 @@
 namespace shardcheck {
 namespace {
 
-std::string phase_name(int call) { return call == 0 ? "prefill" : fmt::format("decode{}", call - 1); }
+std::string phase_name(int call) {
+  return call == 0 ? "prefill" : fmt::format("decode{}", call - 1);
+}
 
 // A name's two parts. Nothing where the first part is neither "prefill" nor "decode<k>".
 struct ParsedName {
@@ -39,49 +41,60 @@ std::optional<ParsedName> parse_name(std::string_view name) {
   const std::string_view digits = phase.substr(kDecode.size());
   int step = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  const bool canonical = !digits.empty() && digits.front() != '-' && (digits.size() == 1 || digits.front() != '0');
-  if (error != std::errc{} || end != digits.data() + digits.size() || !canonical) return std::nullopt;
+  const bool canonical = !digits.empty() && digits.front() != '-' &&
+                         (digits.size() == 1 || digits.front() != '0');
+  if (error != std::errc{} || end != digits.data() + digits.size() || !canonical)
+    return std::nullopt;
   if (step == std::numeric_limits<int>::max()) return std::nullopt;
   return ParsedName{step + 1, tap};
 }
 
-std::vector<std::int64_t> read_ids(const Config& config, const SafetensorsFile& file, const std::string& origin) {
+std::vector<std::int64_t> read_ids(const Config& config, const SafetensorsFile& file,
+                                   const std::string& origin) {
   if (!file.contains("ids")) {
-    throw InputError(fmt::format("{}: has no tensor 'ids'; a golden names its token ids, I64 [1, T]", origin));
+    throw InputError(
+        fmt::format("{}: has no tensor 'ids'; a golden names its token ids, I64 [1, T]", origin));
   }
-  const HostTensor ids = file.read("ids");
-  if (ids.dtype() != DType::i64 || ids.shape().size() != 2 || ids.shape()[0] != 1 || ids.shape()[1] == 0) {
+  const SafetensorsInfo& stated = file.info("ids");
+  if (stated.dtype != DType::i64 || stated.shape.size() != 2 || stated.shape[0] != 1 ||
+      stated.shape[1] == 0) {
     throw InputError(fmt::format("{}: ids is {} {}, needs I64 [1, T] with T of at least 1", origin,
-                                 info(ids.dtype()).safetensors, to_string(ids.shape())));
+                                 stated.dtype_name, to_string(stated.shape)));
   }
+  const HostTensor ids = file.tensor("ids");
   const std::span<const std::int64_t> values = ids.as<std::int64_t>();
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i] < 0 || values[i] >= config.vocab_size) {
-      throw InputError(fmt::format("{}: ids[{}] is {}, outside the vocabulary of {} ({} entries); is this a golden of "
-                                   "another model?",
-                                   origin, i, values[i], config.name, config.vocab_size));
+      throw InputError(fmt::format(
+          "{}: ids[{}] is {}, outside the vocabulary of {} ({} entries); is this a golden of "
+          "another model?",
+          origin, i, values[i], config.name, config.vocab_size));
     }
   }
   return {values.begin(), values.end()};
 }
 
 [[noreturn]] void throw_unknown(const std::string& origin, const std::string& name,
-                                const std::optional<ParsedName>& parsed, const std::vector<std::string>& taps,
-                                const Config& config) {
+                                const std::optional<ParsedName>& parsed,
+                                const std::vector<std::string>& taps, const Config& config) {
   if (!parsed) {
-    throw InputError(fmt::format("{}: '{}' is neither prefill/<module path> nor decode<k>/<module path>; rename it, or "
-                                 "pass --allow-unknown to leave it out",
-                                 origin, name));
+    throw InputError(fmt::format(
+        "{}: '{}' is neither prefill/<module path> nor decode<k>/<module path>; rename it, or "
+        "pass --allow-unknown to leave it out",
+        origin, name));
   }
-  throw InputError(fmt::format("{}: '{}' names no tap of {}, the nearest is '{}'; rename it, or pass --allow-unknown to "
-                               "leave it out",
-                               origin, name, config.name, nearest_name(parsed->tap, taps)));
+  throw InputError(fmt::format(
+      "{}: '{}' names no tap of {}, the nearest is '{}'; rename it, or pass --allow-unknown to "
+      "leave it out",
+      origin, name, config.name, nearest_name(parsed->tap, taps)));
 }
 
-void check_tensor(const HostTensor& value, const std::string& name, const std::string& origin) {
-  if (value.shape().size() == 3 && value.shape()[0] == 1 && is_float(value.dtype())) return;
-  throw InputError(fmt::format("{}: '{}' is {} {}, needs a floating dtype and [1, tokens, features]", origin, name,
-                               info(value.dtype()).safetensors, to_string(value.shape())));
+void check_tensor(const SafetensorsInfo& stated, const std::string& name, const std::string& origin) {
+  if (stated.shape.size() == 3 && stated.shape[0] == 1 && stated.dtype && is_float(*stated.dtype))
+    return;
+  throw InputError(
+      fmt::format("{}: '{}' is {} {}, needs F64, F32, F16 or BF16 and [1, tokens, features]",
+                  origin, name, stated.dtype_name, to_string(stated.shape)));
 }
 
 // max |a - b| / max |b|.
@@ -103,13 +116,15 @@ GoldenRow compare_tensor(const std::string& origin, const GoldenTensor& golden, 
   const std::vector<std::int64_t>& shape = golden.value.shape();
   if (shape[1] != value.rows() || shape[2] != value.cols()) {
     const std::vector<std::int64_t> needed{1, value.rows(), value.cols()};
-    throw InputError(fmt::format("{}: '{}' has shape {}, but these ids give {} there; the prefill covers all ids but "
-                                 "one per decode step",
-                                 origin, golden.name, to_string(shape), to_string(needed)));
+    throw InputError(fmt::format(
+        "{}: '{}' has shape {}, but these ids give {} there; the prefill covers all ids but "
+        "one per decode step",
+        origin, golden.name, to_string(shape), to_string(needed)));
   }
   const DType stored = golden.value.dtype();
   const double storing = stored == DType::f64 ? 0.0 : unit_roundoff(stored);
-  return {phase_name(golden.call), golden.tap, relative_error(value.values(), golden.value.to_f64()), limit + storing};
+  return {phase_name(golden.call), golden.tap,
+          relative_error(value.values(), golden.value.to_f64()), limit + storing};
 }
 
 // Larger than any number where it isn't one, so that NaN is the worst.
@@ -131,8 +146,9 @@ nlohmann::json number(double value) {
 
 }  // namespace
 
-Golden read_golden(const Config& config, const std::filesystem::path& path, const GoldenOptions& options) {
-  const SafetensorsFile file(path);
+Golden read_golden(const Config& config, const std::filesystem::path& path,
+                   const GoldenOptions& options) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
   Golden golden;
   golden.file = path.string();
   golden.ids = read_ids(config, file, golden.file);
@@ -150,28 +166,31 @@ Golden read_golden(const Config& config, const std::filesystem::path& path, cons
       ++golden.unknown;
       continue;
     }
-    HostTensor value = file.read(name);
-    check_tensor(value, name, golden.file);
-    golden.tensors.push_back({name, parsed->call, parsed->tap, std::move(value)});
+    check_tensor(file.info(name), name, golden.file);
+    golden.tensors.push_back({name, parsed->call, parsed->tap, file.tensor(name)});
   }
   if (golden.tensors.empty()) {
-    throw InputError(fmt::format("{}: holds no tensor to compare; name them prefill/<module path> and "
-                                 "decode<k>/<module path>",
-                                 golden.file));
+    throw InputError(
+        fmt::format("{}: holds no tensor to compare; name them prefill/<module path> and "
+                    "decode<k>/<module path>",
+                    golden.file));
   }
   if (static_cast<std::size_t>(golden.decode_steps) >= golden.ids.size()) {
-    throw InputError(fmt::format("{}: has tensors of decode{}, which takes {} ids after a prefill of at least one, but "
-                                 "ids holds {}",
-                                 golden.file, golden.decode_steps - 1, golden.decode_steps, golden.ids.size()));
+    throw InputError(fmt::format(
+        "{}: has tensors of decode{}, which takes {} ids after a prefill of at least one, but "
+        "ids holds {}",
+        golden.file, golden.decode_steps - 1, golden.decode_steps, golden.ids.size()));
   }
-  std::stable_sort(golden.tensors.begin(), golden.tensors.end(), [&](const GoldenTensor& a, const GoldenTensor& b) {
-    return std::pair(a.call, order.at(a.tap)) < std::pair(b.call, order.at(b.tap));
-  });
+  std::stable_sort(golden.tensors.begin(), golden.tensors.end(),
+                   [&](const GoldenTensor& a, const GoldenTensor& b) {
+                     return std::pair(a.call, order.at(a.tap)) < std::pair(b.call, order.at(b.tap));
+                   });
   return golden;
 }
 
 bool GoldenReport::passed() const {
-  return !rows.empty() && std::all_of(rows.begin(), rows.end(), [](const GoldenRow& row) { return row.passed(); });
+  return !rows.empty() &&
+         std::all_of(rows.begin(), rows.end(), [](const GoldenRow& row) { return row.passed(); });
 }
 
 double golden_limit(const Config& config) {
@@ -189,13 +208,14 @@ GoldenReport compare_golden(const Golden& golden, double limit, const GoldenForw
   const std::size_t prompt = ids.size() - static_cast<std::size_t>(golden.decode_steps);
   auto next = golden.tensors.begin();
   for (int call = 0; call <= golden.decode_steps; ++call) {
-    forward(call == 0 ? ids.first(prompt) : ids.subspan(prompt + static_cast<std::size_t>(call) - 1, 1),
-            [&](std::string_view name, const reference::Matrix<double>& value) {
-              // Two names may mean one tap: with and without the base model's prefix.
-              for (; next != golden.tensors.end() && next->call == call && next->tap == name; ++next) {
-                report.rows.push_back(compare_tensor(golden.file, *next, limit, value));
-              }
-            });
+    forward(
+        call == 0 ? ids.first(prompt) : ids.subspan(prompt + static_cast<std::size_t>(call) - 1, 1),
+        [&](std::string_view name, const reference::Matrix<double>& value) {
+          // Two names may mean one tap: with and without the base model's prefix.
+          for (; next != golden.tensors.end() && next->call == call && next->tap == name; ++next) {
+            report.rows.push_back(compare_tensor(golden.file, *next, limit, value));
+          }
+        });
     if (next != golden.tensors.end() && next->call == call) {
       throw std::logic_error(fmt::format("the forward pass didn't report {} in its place", next->tap));
     }
@@ -206,7 +226,8 @@ GoldenReport compare_golden(const Golden& golden, double limit, const GoldenForw
   return report;
 }
 
-GoldenReport compare_golden(const Model& model, const std::filesystem::path& file, const GoldenOptions& options) {
+GoldenReport compare_golden(const Model& model, const std::filesystem::path& file,
+                            const GoldenOptions& options) {
   const Golden golden = read_golden(model.config(), file, options);
   reference::Transformer<double> transformer(model);
   return compare_golden(golden, golden_limit(model.config()),
@@ -239,16 +260,17 @@ std::string golden_table(const GoldenReport& report) {
     if (worse(row, report.rows[known->second])) known->second = i;
     width = std::max(width, row.tap.size());
   }
-  std::string text = fmt::format("{:<{}}  {:>9}  {:>9}  {:>9}\n", "tap", width, "phase", "rel", "limit");
+  std::string text = fmt::format("{:<{}}  {:>9}  {:>9}  {:>9}\n", "tap", width, "phase", "rel",
+                                 "limit");
   for (const std::string& tap : taps) {
     const GoldenRow& row = report.rows[worst.at(tap)];
-    text += fmt::format("{:<{}}  {:>9}  {:>9.2e}  {:>9.2e}{}\n", row.tap, width, row.phase, row.rel, row.limit,
-                        row.passed() ? "" : "  FAILED");
+    text += fmt::format("{:<{}}  {:>9}  {:>9.2e}  {:>9.2e}{}\n", row.tap, width, row.phase, row.rel,
+                        row.limit, row.passed() ? "" : "  FAILED");
   }
   const GoldenRow& row = report.rows.at(report.worst);
   text += fmt::format("{}: {} tensors compared, {} unknown; worst {:.2e} at {}/{} (limit {:.0e})\n",
-                      report.passed() ? "passed" : "failed", report.compared, report.unknown, row.rel, row.phase,
-                      row.tap, row.limit);
+                      report.passed() ? "passed" : "failed", report.compared, report.unknown,
+                      row.rel, row.phase, row.tap, row.limit);
   return text;
 }
 

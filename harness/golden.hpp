@@ -21,10 +21,10 @@ namespace shardcheck {
 
 /// One tensor of a golden.
 struct GoldenTensor {
-  std::string name;   // in the file: "decode1/model.layers.0.mlp"
-  int call = 0;       // 0: the prefill; k + 1: decode step k
-  std::string tap;    // without the base model's prefix: "layers.0.mlp"
-  HostTensor value;   // [1, tokens, features], any floating dtype
+  std::string name;  // in the file: "decode1/model.layers.0.mlp"
+  int call = 0;      // 0: the prefill; k + 1: decode step k
+  std::string tap;   // without the base model's prefix: "layers.0.mlp"
+  HostTensor value;  // [1, tokens, features], any floating dtype
 };
 
 struct Golden {
@@ -42,7 +42,8 @@ struct GoldenOptions {
 /// Reads and checks a golden for a model of this config.
 /// Throws InputError: no or ill-formed `ids`, an id outside the vocabulary, more decode steps than ids, nothing to
 /// compare, a tensor that isn't [1, tokens, features] of floats, a name that is no tap (with the nearest one).
-Golden read_golden(const Config& config, const std::filesystem::path& file, const GoldenOptions& options = {});
+Golden read_golden(const Config& config, const std::filesystem::path& file,
+                   const GoldenOptions& options = {});
 
 /// One tensor's verdict: max |reference - golden| / max |golden|, NaN where either holds one. Where the golden is all
 /// zero it is 0 if the reference is too, else infinite.
@@ -57,8 +58,8 @@ struct GoldenRow {
 struct GoldenReport {
   std::int64_t compared = 0, unknown = 0;
   std::vector<GoldenRow> rows;  // by call, then in the order of the forward pass; never empty
-  std::size_t worst = 0;        // the row with the largest rel / limit; NaN is larger than any number
-  double limit = 0.0;           // of tensors stored as F64
+  std::size_t worst = 0;  // the row with the largest rel / limit; NaN is larger than any number
+  double limit = 0.0;     // of tensors stored as F64
   bool passed() const;
 };
 
@@ -71,7 +72,8 @@ struct GoldenReport {
 double golden_limit(const Config& config);
 
 /// One call of a forward pass: these ids are appended to the sequence, every tap is reported.
-using GoldenForward = std::function<void(std::span<const std::int64_t> ids, const reference::Tap<double>& tap)>;
+using GoldenForward =
+    std::function<void(std::span<const std::int64_t> ids, const reference::Tap<double>& tap)>;
 
 /// Runs `forward` call by call and compares every tensor. A tensor in a narrower dtype than F64 is allowed that
 /// dtype's unit roundoff on top: what storing it cost.
@@ -79,7 +81,8 @@ using GoldenForward = std::function<void(std::span<const std::int64_t> ids, cons
 GoldenReport compare_golden(const Golden& golden, double limit, const GoldenForward& forward);
 
 /// The reference against the file.
-GoldenReport compare_golden(const Model& model, const std::filesystem::path& file, const GoldenOptions& options = {});
+GoldenReport compare_golden(const Model& model, const std::filesystem::path& file,
+                            const GoldenOptions& options = {});
 
 /// The report as JSON, schema "shardcheck.compare/1"; NaN and infinity are the strings "nan" and "inf".
 std::string golden_json(const GoldenReport& report);

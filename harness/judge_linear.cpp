@@ -33,6 +33,8 @@ class FlushSubnormals {
 
  private:
   unsigned saved_;
+#else
+  FlushSubnormals() {}
 #endif
 };
 

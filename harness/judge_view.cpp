@@ -40,7 +40,7 @@ void widen(const HostTensor& tensor, std::int64_t first, std::span<double> out) 
   }
 }
 
-TapReader::TapReader(const TapRun& run, std::vector<std::size_t> steps, const Value& value, std::int64_t window)
+TapReader::TapReader(const TapRun& run, std::vector<std::size_t> steps, const Value& value)
     : run_(&run),
       steps_(std::move(steps)),
       name_(value.name),
@@ -54,7 +54,7 @@ TapReader::TapReader(const TapRun& run, std::vector<std::size_t> steps, const Va
     }
     taps_.push_back(tap);
     const Step& step = run.steps[s].step;
-    rows_.push_back(value.rows == ValueRows::cache ? cache_rows(step, window) : step.tokens());
+    rows_.push_back(value.rows == ValueRows::cache ? cache_rows(step, value.window) : step.tokens());
   }
   if (taps_.empty()) present_ = false;
 }

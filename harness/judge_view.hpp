@@ -19,8 +19,7 @@ void widen(const HostTensor& tensor, std::int64_t first, std::span<double> out);
 /// The steps of a run that are judged together, and how many rows a value has in each.
 class TapReader {
  public:
-  /// `window` gives the rows of cache values.
-  TapReader(const TapRun& run, std::vector<std::size_t> steps, const Value& value, std::int64_t window);
+  TapReader(const TapRun& run, std::vector<std::size_t> steps, const Value& value);
 
   const std::string& name() const { return name_; }
   const TapRun& run() const { return *run_; }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -12,7 +14,10 @@
 #include "kernels/reduction.hpp"
 #include "model/host_tensor.hpp"
 #include "sharded/layout.hpp"
+#include "sharded/program.hpp"
+#include "sharded/rank_context.hpp"
 #include "sharded/step.hpp"
+#include "sharded/tap.hpp"
 
 namespace shardcheck {
 
@@ -29,6 +34,7 @@ struct StepTaps {
   Step step;
   std::vector<TapValue> values;  // in program order
   const TapValue* find(std::string_view name) const;
+  void add(TapValue value);
   std::unordered_map<std::string, std::size_t> index;  // name -> position in values
 };
 
@@ -38,6 +44,20 @@ struct TapRun {
   DType wire = DType::f32;
   ReduceSpec reduction;
   std::vector<StepTaps> steps;  // in the order they ran
+};
+
+/// Collects every tap of a run of the sharded program. Thread safe.
+class TapCollector final : public TapSink {
+ public:
+  TapCollector(const Program& program, const RunSettings& settings, std::span<const Step> steps);
+  bool wants(std::string_view) const override { return true; }
+  void take(const TapInfo& info, HostTensor value) override;
+  /// The run, once all ranks have ended.
+  TapRun release() { return std::move(run_); }
+
+ private:
+  std::mutex mutex_;
+  TapRun run_;
 };
 
 }  // namespace shardcheck

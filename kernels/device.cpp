@@ -78,7 +78,8 @@ void check_state(const Check& check, const AttentionState& state) {
   check.same_shape({"max", &state.max}, {"sum", &state.sum});
   check.same_dtype({"max", &state.max}, {"sum", &state.sum});
   check.same_dtype({"max", &state.max}, {"acc", &state.acc});
-  check.rule(state.acc.rows == state.max.rows, "acc must have the rows of max", {{"max", &state.max}, {"acc", &state.acc}});
+  check.rule(state.acc.rows == state.max.rows, "acc must have the rows of max",
+             {{"max", &state.max}, {"acc", &state.acc}});
 }
 
 }  // namespace

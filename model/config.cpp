@@ -37,7 +37,8 @@ LlamaDefaults llama_defaults(std::string_view model_type) {
 }
 
 bool is_ignored(const ConfigOptions& options, std::string_view key) {
-  return std::find(options.ignored_keys.begin(), options.ignored_keys.end(), key) != options.ignored_keys.end();
+  return std::find(options.ignored_keys.begin(), options.ignored_keys.end(), key) !=
+         options.ignored_keys.end();
 }
 
 void check_keys(const ConfigFields& fields, const ConfigKeyTable& table, const ConfigOptions& options) {
@@ -54,15 +55,18 @@ void check_keys(const ConfigFields& fields, const ConfigKeyTable& table, const C
       const bool neutral = value.is_null() || (value.is_structured() && value.empty()) ||
                            value == nlohmann::json::parse(refused->neutral);
       if (!neutral) {
-        fields.fail(key, fmt::format("for {} only {} is supported", table.model_type, refused->neutral),
-                    fmt::format("use another model, or --ignore-key {} to go on as if it were {}", key,
-                                refused->neutral));
+        fields.fail(key,
+                    fmt::format("for {} only {} is supported", table.model_type, refused->neutral),
+                    fmt::format("use another model, or --ignore-key {} to go on as if it were {}",
+                                key, refused->neutral));
       }
     } else if (std::find(known.begin(), known.end(), key) == known.end()) {
-      fields.fail(key,
-                  fmt::format("it is in none of the key lists of {} (nearest: \"{}\"), so it may change the model",
-                              table.model_type, nearest_name(key, known)),
-                  fmt::format("use --ignore-key {} if it doesn't", key));
+      fields.fail(
+          key,
+          fmt::format(
+              "it is in none of the key lists of {} (nearest: \"{}\"), so it may change the model",
+              table.model_type, nearest_name(key, known)),
+          fmt::format("use --ignore-key {} if it doesn't", key));
     }
   }
 }
@@ -73,11 +77,13 @@ DType checkpoint_dtype(const ConfigFields& fields) {
   std::string word = fields.text(key, "float32");
   if (word.rfind("torch.", 0) == 0) word = word.substr(6);
   const std::optional<DType> dtype = parse_float_dtype(word);
-  if (!dtype) fields.fail(key, "it must be float64, float32, float16 or bfloat16", "correct it in the file");
+  if (!dtype)
+    fields.fail(key, "it must be float64, float32, float16 or bfloat16", "correct it in the file");
   return *dtype;
 }
 
-std::optional<std::int64_t> window_size(const ConfigFields& fields, std::optional<std::int64_t> fallback) {
+std::optional<std::int64_t> window_size(const ConfigFields& fields,
+                                        std::optional<std::int64_t> fallback) {
   // Absent means the default, null means none: the two differ here.
   if (!fields.object().contains("sliding_window")) return fallback;
   if (!fields.has("sliding_window")) return std::nullopt;
@@ -86,13 +92,15 @@ std::optional<std::int64_t> window_size(const ConfigFields& fields, std::optiona
 
 /// qwen2 names each layer's kind in `layer_types`, or gives the first layer that has a window.
 void set_qwen2_windows(const ConfigFields& fields, Config& config) {
-  const std::optional<std::int64_t> size =
-      fields.boolean("use_sliding_window", false) ? window_size(fields, 4096) : std::nullopt;
+  const std::optional<std::int64_t> size = fields.boolean("use_sliding_window", false)
+                                               ? window_size(fields, 4096)
+                                               : std::nullopt;
   const std::int64_t first = fields.integer("max_window_layers", {0, kLayers.max}, 28);
   const nlohmann::json* types = fields.find("layer_types");
   const auto layers = static_cast<std::size_t>(config.num_layers);
   if (types != nullptr && (!types->is_array() || types->size() != layers)) {
-    fields.fail("layer_types", fmt::format("it must be a list of num_hidden_layers = {} words", layers),
+    fields.fail("layer_types",
+                fmt::format("it must be a list of num_hidden_layers = {} words", layers),
                 "correct it in the file");
   }
   for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -100,17 +108,17 @@ void set_qwen2_windows(const ConfigFields& fields, Config& config) {
     if (types != nullptr) {
       const nlohmann::json& type = (*types)[layer];
       if (type != "sliding_attention" && type != "full_attention") {
-        fields.fail("layer_types",
-                    fmt::format("entry {} is {}, it must be \"full_attention\" or \"sliding_attention\"", layer,
-                                quoted(type)),
-                    "correct it in the file");
+        fields.fail(
+            "layer_types",
+            fmt::format("entry {} is {}, it must be \"full_attention\" or \"sliding_attention\"",
+                        layer, quoted(type)),
+            "correct it in the file");
       }
       windowed = type == "sliding_attention";
       if (windowed && !size) {
         fields.fail("layer_types",
-                    fmt::format("entry {} is \"sliding_attention\" but use_sliding_window or sliding_window says none",
-                                layer),
-                    "set both, or change the entry");
+                    fmt::format("entry {} is \"sliding_attention\", but there is no window", layer),
+                    "set use_sliding_window and sliding_window, or change the entry");
       }
     }
     if (windowed) config.windows[layer] = size;
@@ -125,26 +133,29 @@ void read_llama(const ConfigFields& fields, Config& config) {
   config.num_layers = fields.integer("num_hidden_layers", kLayers);
   config.num_heads = fields.integer("num_attention_heads", kExtent);
   config.vocab_size = fields.integer("vocab_size", kEntries);
-  config.num_kv_heads =
-      fields.integer("num_key_value_heads", kExtent, defaults.num_kv_heads.value_or(config.num_heads));
+  config.num_kv_heads = fields.integer("num_key_value_heads", kExtent,
+                                       defaults.num_kv_heads.value_or(config.num_heads));
   config.max_positions = fields.integer("max_position_embeddings", kEntries, defaults.max_positions);
   config.norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, 1e-6);
   config.tied_embeddings = fields.boolean("tie_word_embeddings", false);
 
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail("num_key_value_heads",
-                fmt::format("it must divide num_attention_heads = {} (absent means {})", config.num_heads,
-                            config.num_kv_heads),
+                fmt::format("it must divide num_attention_heads = {} (absent means {})",
+                            config.num_heads, config.num_kv_heads),
                 "correct one of the two in the file");
   }
   if (!fields.has("head_dim") && config.hidden_size % config.num_heads != 0) {
-    fields.fail("hidden_size",
-                fmt::format("without \"head_dim\" it must be a multiple of num_attention_heads = {}", config.num_heads),
-                "correct one of the two, or add head_dim");
+    fields.fail(
+        "hidden_size",
+        fmt::format("without \"head_dim\" it must be a multiple of num_attention_heads = {}",
+                    config.num_heads),
+        "correct one of the two, or add head_dim");
   }
   config.head_dim = fields.integer("head_dim", kExtent, config.hidden_size / config.num_heads);
   if (config.q_size() > kExtent.max) {
-    fields.fail("num_attention_heads", fmt::format("times head_dim {} it must be at most {}", config.head_dim, kExtent.max),
+    fields.fail("num_attention_heads",
+                fmt::format("times head_dim {} it must be at most {}", config.head_dim, kExtent.max),
                 "correct one of the two in the file");
   }
   const std::string act = fields.text("hidden_act", "silu");
@@ -163,7 +174,8 @@ void read_llama(const ConfigFields& fields, Config& config) {
 
   config.windows.assign(static_cast<std::size_t>(config.num_layers), std::nullopt);
   if (is_qwen2) set_qwen2_windows(fields, config);
-  if (config.model_type == "mistral") std::fill(config.windows.begin(), config.windows.end(), window_size(fields, 4096));
+  if (config.model_type == "mistral")
+    std::fill(config.windows.begin(), config.windows.end(), window_size(fields, 4096));
 }
 
 void read_gpt2(const ConfigFields& fields, Config& config) {
@@ -194,8 +206,8 @@ void read_gpt2(const ConfigFields& fields, Config& config) {
 
 void cut_depth(Config& config, std::int64_t layers, const std::string& origin) {
   if (layers < 1 || layers > config.num_layers) {
-    throw InputError(fmt::format("--layers {}: {} has {} layers; give a number from 1 to {}", layers, origin,
-                                 config.num_layers, config.num_layers));
+    throw InputError(fmt::format("--layers {}: {} has {} layers; give a number from 1 to {}",
+                                 layers, origin, config.num_layers, config.num_layers));
   }
   config.num_layers = layers;
   config.windows.resize(static_cast<std::size_t>(layers));
@@ -209,11 +221,13 @@ std::string name_of(const std::filesystem::path& file) {
 
 }  // namespace
 
-Config parse_config(std::string_view json_text, const std::string& origin, const ConfigOptions& options) {
+Config parse_config(std::string_view json_text, const std::string& origin,
+                    const ConfigOptions& options) {
   const nlohmann::json document = parse_json(json_text, origin);
   if (!document.is_object()) {
-    throw InputError(fmt::format("{}: a config is a JSON object, this is {}; give a Hugging Face config.json", origin,
-                                 quoted(document)));
+    throw InputError(
+        fmt::format("{}: a config is a JSON object, this is {}; give a Hugging Face config.json",
+                    origin, quoted(document)));
   }
   const ConfigFields fields(document, origin);
   Config config;
@@ -221,7 +235,8 @@ Config parse_config(std::string_view json_text, const std::string& origin, const
   config.model_type = fields.text("model_type");
   const ConfigKeyTable* table = find_config_keys(config.model_type);
   if (table == nullptr) {
-    fields.fail("model_type", fmt::format("it must be one of {}", fmt::join(known_model_types(), ", ")),
+    fields.fail("model_type",
+                fmt::format("it must be one of {}", fmt::join(known_model_types(), ", ")),
                 "use a model of these architectures");
   }
   check_keys(fields, *table, options);
@@ -232,9 +247,10 @@ Config parse_config(std::string_view json_text, const std::string& origin, const
     read_llama(fields, config);
     config.rope = read_rope(fields, origin, options);
     if (config.head_dim % 2 != 0) {
-      throw InputError(fmt::format("{}: head_dim is {} (given, or hidden_size / num_attention_heads); rotary "
-                                   "embedding turns pairs, so it must be even; correct it in the file",
-                                   origin, config.head_dim));
+      throw InputError(
+          fmt::format("{}: head_dim is {} (given, or hidden_size / num_attention_heads); rotary "
+                      "embedding turns pairs, so it must be even; correct it in the file",
+                      origin, config.head_dim));
     }
   }
   config.checkpoint_dtype = checkpoint_dtype(fields);

@@ -57,14 +57,15 @@ struct Config {
 };
 
 struct ConfigOptions {
-  std::vector<std::string> ignored_keys;     // --ignore-key: unlisted keys to go on without
-  std::optional<std::int64_t> num_layers;    // --layers: cut the depth
+  std::vector<std::string> ignored_keys;   // --ignore-key: unlisted keys to go on without
+  std::optional<std::int64_t> num_layers;  // --layers: cut the depth
 };
 
 /// Parses config.json text. `origin` is the path named in messages.
 /// Throws InputError on malformed JSON (line and column), a missing or wrong-typed field, a value outside its
 /// range, a key that is refused, and a key that is in none of the family's three lists.
-Config parse_config(std::string_view json_text, const std::string& origin, const ConfigOptions& options = {});
+Config parse_config(std::string_view json_text, const std::string& origin,
+                    const ConfigOptions& options = {});
 Config read_config(const std::filesystem::path& file, const ConfigOptions& options = {});
 
 /// The three lists of a family, for docs and tests.

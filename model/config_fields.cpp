@@ -22,11 +22,13 @@ const nlohmann::json* ConfigFields::find(std::string_view key) const {
 void ConfigFields::fail(std::string_view key, std::string_view rule, std::string_view remedy) const {
   const auto it = object_.find(key);
   const std::string value = it == object_.end() ? "absent" : quoted(*it);
-  throw InputError(fmt::format("{}: \"{}{}\" is {}; {}; {}", origin_, prefix_, key, value, rule, remedy));
+  throw InputError(
+      fmt::format("{}: \"{}{}\" is {}; {}; {}", origin_, prefix_, key, value, rule, remedy));
 }
 
 void ConfigFields::fail_missing(std::string_view key, std::string_view rule) const {
-  throw InputError(fmt::format("{}: \"{}{}\" is missing; {}; add it to the file", origin_, prefix_, key, rule));
+  throw InputError(
+      fmt::format("{}: \"{}{}\" is missing; {}; add it to the file", origin_, prefix_, key, rule));
 }
 
 std::int64_t ConfigFields::integer(std::string_view key, IntRange range,
@@ -39,8 +41,10 @@ std::int64_t ConfigFields::integer(std::string_view key, IntRange range,
   }
   // An unsigned value above the int64 range compares as itself, never wrapped.
   const bool fits = value->is_number_unsigned()
-                        ? range.max >= 0 && value->get<std::uint64_t>() <= static_cast<std::uint64_t>(range.max) &&
-                              (range.min <= 0 || value->get<std::uint64_t>() >= static_cast<std::uint64_t>(range.min))
+                        ? range.max >= 0 &&
+                              value->get<std::uint64_t>() <= static_cast<std::uint64_t>(range.max) &&
+                              (range.min <= 0 ||
+                               value->get<std::uint64_t>() >= static_cast<std::uint64_t>(range.min))
                         : value->is_number_integer() && value->get<std::int64_t>() >= range.min &&
                               value->get<std::int64_t>() <= range.max;
   if (!fits) fail(key, rule, "correct it in the file");

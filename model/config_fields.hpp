@@ -25,9 +25,11 @@ class ConfigFields {
   bool has(std::string_view key) const { return find(key) != nullptr; }
   const nlohmann::json* find(std::string_view key) const;  // null if absent or JSON null
 
-  std::int64_t integer(std::string_view key, IntRange range, std::optional<std::int64_t> fallback = {}) const;
+  std::int64_t integer(std::string_view key, IntRange range,
+                       std::optional<std::int64_t> fallback = {}) const;
   /// A finite number > `above` and <= `most`.
-  double number(std::string_view key, double above, double most, std::optional<double> fallback = {}) const;
+  double number(std::string_view key, double above, double most,
+                std::optional<double> fallback = {}) const;
   bool boolean(std::string_view key, bool fallback) const;
   std::string text(std::string_view key, std::optional<std::string> fallback = {}) const;
 

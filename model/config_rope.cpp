@@ -17,8 +17,8 @@ RopeConfig::Type read_type(const ConfigFields& scaling, bool must_be_given) {
   // "type" is the older name of "rope_type"; files written in between hold both.
   const bool has_both = scaling.has("rope_type") && scaling.has("type");
   const std::string_view key = scaling.has("rope_type") || !scaling.has("type") ? "rope_type" : "type";
-  const std::string word =
-      must_be_given ? scaling.text(key) : scaling.text(key, std::string("default"));
+  const std::string word = must_be_given ? scaling.text(key)
+                                         : scaling.text(key, std::string("default"));
   if (has_both && scaling.text("type") != word) {
     scaling.fail("type", fmt::format("\"rope_type\" says \"{}\"", word), "remove one of the two");
   }
@@ -28,9 +28,10 @@ RopeConfig::Type read_type(const ConfigFields& scaling, bool must_be_given) {
   scaling.fail(key, "only default, linear and llama3 are supported", "use another model");
 }
 
-void check_rope_keys(const ConfigFields& scaling, std::string_view object_key, RopeConfig::Type type,
-                     const ConfigOptions& options) {
-  std::vector<std::string_view> known = {"rope_type", "type", "rope_theta", "original_max_position_embeddings"};
+void check_rope_keys(const ConfigFields& scaling, std::string_view object_key,
+                     RopeConfig::Type type, const ConfigOptions& options) {
+  std::vector<std::string_view> known = {"rope_type", "type", "rope_theta",
+                                         "original_max_position_embeddings"};
   if (type != RopeConfig::Type::standard) known.push_back("factor");
   if (type == RopeConfig::Type::llama3) {
     known.push_back("low_freq_factor");
@@ -41,7 +42,8 @@ void check_rope_keys(const ConfigFields& scaling, std::string_view object_key, R
     const bool ignored = std::find(options.ignored_keys.begin(), options.ignored_keys.end(), full) !=
                          options.ignored_keys.end();
     const bool neutral = value.is_null() || ((key == "factor" || key == "partial_rotary_factor" ||
-                                              key == "attention_factor") && value == 1.0);
+                                              key == "attention_factor") &&
+                                             value == 1.0);
     if (!ignored && !neutral && std::find(known.begin(), known.end(), key) == known.end()) {
       scaling.fail(key, "this rotary embedding has no such key, so it may change the model",
                    fmt::format("use --ignore-key {} if it doesn't", full));
@@ -51,26 +53,30 @@ void check_rope_keys(const ConfigFields& scaling, std::string_view object_key, R
 
 }  // namespace
 
-RopeConfig read_rope(const ConfigFields& fields, const std::string& origin, const ConfigOptions& options) {
+RopeConfig read_rope(const ConfigFields& fields, const std::string& origin,
+                     const ConfigOptions& options) {
   RopeConfig rope;
   rope.type = RopeConfig::Type::standard;
   rope.theta = fields.number("rope_theta", 0.0, kLargest, kDefaultTheta);
   if (fields.has("rope_scaling") && fields.has("rope_parameters")) {
-    fields.fail("rope_scaling", "\"rope_parameters\" is given too, and either describes the whole embedding",
+    fields.fail("rope_scaling",
+                "\"rope_parameters\" is given too, and either describes the whole embedding",
                 "remove one of the two");
   }
   const bool is_new = fields.has("rope_parameters");
   const std::string_view object_key = is_new ? "rope_parameters" : "rope_scaling";
   const nlohmann::json* object = fields.find(object_key);
   if (object == nullptr) return rope;
-  if (!object->is_object()) fields.fail(object_key, "it must be an object or null", "correct it in the file");
+  if (!object->is_object())
+    fields.fail(object_key, "it must be an object or null", "correct it in the file");
 
   const ConfigFields scaling(*object, origin, fmt::format("{}.", object_key));
   rope.type = read_type(scaling, !is_new);
   check_rope_keys(scaling, object_key, rope.type, options);
   const double theta = scaling.number("rope_theta", 0.0, kLargest, rope.theta);
   if (fields.has("rope_theta") && theta != rope.theta) {
-    scaling.fail("rope_theta", fmt::format("\"rope_theta\" beside it is {}", rope.theta), "remove one of the two");
+    scaling.fail("rope_theta", fmt::format("\"rope_theta\" beside it is {}", rope.theta),
+                 "remove one of the two");
   }
   rope.theta = theta;
   if (rope.type == RopeConfig::Type::standard) return rope;
@@ -81,7 +87,8 @@ RopeConfig read_rope(const ConfigFields& fields, const std::string& origin, cons
     rope.high_freq_factor = scaling.number("high_freq_factor", 0.0, kLargest);
     rope.original_max_positions = scaling.number("original_max_position_embeddings", 0.0, kLargest);
     if (!(rope.high_freq_factor > rope.low_freq_factor)) {
-      scaling.fail("high_freq_factor", fmt::format("it must be above low_freq_factor = {}", rope.low_freq_factor),
+      scaling.fail("high_freq_factor",
+                   fmt::format("it must be above low_freq_factor = {}", rope.low_freq_factor),
                    "correct it in the file");
     }
   }

@@ -35,10 +35,20 @@ constexpr bool in_enum_order() {
 static_assert(in_enum_order());
 
 constexpr std::array<std::pair<std::string_view, DType>, 14> kFloatWords = {{
-    {"f64", DType::f64}, {"fp64", DType::f64}, {"float64", DType::f64}, {"double", DType::f64},
-    {"f32", DType::f32}, {"fp32", DType::f32}, {"float32", DType::f32}, {"float", DType::f32},
-    {"f16", DType::f16}, {"fp16", DType::f16}, {"float16", DType::f16}, {"half", DType::f16},
-    {"bf16", DType::bf16}, {"bfloat16", DType::bf16},
+    {"f64", DType::f64},
+    {"fp64", DType::f64},
+    {"float64", DType::f64},
+    {"double", DType::f64},
+    {"f32", DType::f32},
+    {"fp32", DType::f32},
+    {"float32", DType::f32},
+    {"float", DType::f32},
+    {"f16", DType::f16},
+    {"fp16", DType::f16},
+    {"float16", DType::f16},
+    {"half", DType::f16},
+    {"bf16", DType::bf16},
+    {"bfloat16", DType::bf16},
 }};
 
 void require_float(DType dtype) {

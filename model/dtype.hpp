@@ -15,13 +15,13 @@ enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, u64, q8_0, q4_0, q4_
 /// Facts of a dtype. Floating formats round to nearest even: u = 2^-precision is half an ulp of 1.
 struct DTypeInfo {
   DType dtype;
-  std::string_view name;         // as typed on the command line and printed: "bf16" ("fp16" for f16)
+  std::string_view name;  // as typed on the command line and printed: "bf16" ("fp16" for f16)
   std::string_view safetensors;  // "BF16"; empty where safetensors has no such type
   int ggml_type;                 // the number in a GGUF tensor record, -1 if none
   std::int64_t block_elements;   // elements that share one block; 1 for scalar types
   std::size_t block_bytes;       // bytes of one block
-  int precision;                 // significand bits with the hidden one; 0 for types that aren't floating
-  int min_exponent;              // smallest normal number is 2^min_exponent
+  int precision;     // significand bits with the hidden one; 0 for types that aren't floating
+  int min_exponent;  // smallest normal number is 2^min_exponent
   double max_finite;
 };
 

@@ -19,7 +19,8 @@ std::uint16_t round_f64(double value) {
     result = kExponentMask | (1u << (kFraction - 1));
   } else if (magnitude < kMinNormal) {
     // An addend whose ulp is the format's smallest subnormal makes the hardware round at exactly that bit.
-    constexpr std::uint64_t kAddend = static_cast<std::uint64_t>(1023 + kMinExponent - kFraction + 52) << 52;
+    constexpr std::uint64_t kAddend = static_cast<std::uint64_t>(1023 + kMinExponent - kFraction + 52)
+                                      << 52;
     const double sum = std::bit_cast<double>(magnitude) + std::bit_cast<double>(kAddend);
     result = std::bit_cast<std::uint64_t>(sum) - kAddend;
   } else {

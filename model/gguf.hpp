@@ -31,7 +31,7 @@ using GgufValue = std::variant<std::int64_t, std::uint64_t, double, bool, std::s
 
 struct GgufTensor {
   DType dtype = DType::f32;
-  std::vector<std::int64_t> shape;  // row-major: the file's order of dimensions reversed
+  std::vector<std::int64_t> shape;   // row-major: the file's order of dimensions reversed
   std::size_t begin = 0, bytes = 0;  // from the start of the file
 };
 
@@ -56,11 +56,11 @@ class GgufFile {
   std::map<std::string, GgufTensor, std::less<>> tensors_;
 };
 
-/// The config that the metadata of architectures llama, qwen2 and gpt2 describes. Keys of the architecture that aren't known
-/// are refused by name, as in config.json. The norm's epsilon is the stored f32, widened.
+/// The config that the metadata of architectures llama, qwen2 and gpt2 describes. Keys of the architecture that aren't
+/// known are refused by name, as in config.json. The norm's epsilon is the stored f32, widened.
 Config gguf_config(const GgufFile& file, const ConfigOptions& options = {});
 
 /// The file's name of a canonical tensor: "blk.3.attn_q.weight" for "layers.3.self_attn.q_proj.weight".
-std::string gguf_name(const Config& config, const Module& module, bool is_bias);
+std::string gguf_name(const Module& module, bool is_bias);
 
 }  // namespace shardcheck

@@ -25,12 +25,14 @@ std::size_t checked_bytes(DType dtype, const std::vector<std::int64_t>& shape) {
   bool fits = true;
   bool empty = false;
   for (const std::int64_t extent : shape) {
-    if (extent < 0) throw ShapeError(fmt::format("shape {}: an extent is negative", to_string(shape)));
+    if (extent < 0)
+      throw ShapeError(fmt::format("shape {}: an extent is negative", to_string(shape)));
     empty = empty || extent == 0;
     fits = fits && !__builtin_mul_overflow(count, extent, &count);
   }
   if (empty) return 0;
-  if (!fits) throw ShapeError(fmt::format("shape {}: more bytes than 64 bits can count", to_string(shape)));
+  if (!fits)
+    throw ShapeError(fmt::format("shape {}: more bytes than 64 bits can count", to_string(shape)));
   return static_cast<std::size_t>(count);
 }
 
@@ -62,7 +64,8 @@ HostTensor::HostTensor(DType dtype, std::vector<std::int64_t> shape)
   bytes_ = allocate_zeroed(checked_bytes(dtype_, shape_));
 }
 
-HostTensor::HostTensor(DType dtype, std::vector<std::int64_t> shape, std::shared_ptr<const std::byte> bytes)
+HostTensor::HostTensor(DType dtype, std::vector<std::int64_t> shape,
+                       std::shared_ptr<const std::byte> bytes)
     : dtype_(dtype), shape_(std::move(shape)), bytes_(std::move(bytes)) {
   checked_bytes(dtype_, shape_);
 }
@@ -95,32 +98,47 @@ double HostTensor::at(std::int64_t index) const {
   }
   const auto i = static_cast<std::size_t>(index);
   switch (dtype_) {
-    case DType::f64: return as<double>()[i];
-    case DType::f32: return double{as<float>()[i]};
-    case DType::f16: return double{f16_to_f32(as<std::uint16_t>()[i])};
-    case DType::bf16: return double{bf16_to_f32(as<std::uint16_t>()[i])};
-    case DType::i64: return static_cast<double>(as<std::int64_t>()[i]);
-    case DType::u64: return static_cast<double>(as<std::uint64_t>()[i]);
-    default: throw std::logic_error("a HostTensor holds scalar dtypes only");
+    case DType::f64:
+      return as<double>()[i];
+    case DType::f32:
+      return double{as<float>()[i]};
+    case DType::f16:
+      return double{f16_to_f32(as<std::uint16_t>()[i])};
+    case DType::bf16:
+      return double{bf16_to_f32(as<std::uint16_t>()[i])};
+    case DType::i64:
+      return static_cast<double>(as<std::int64_t>()[i]);
+    case DType::u64:
+      return static_cast<double>(as<std::uint64_t>()[i]);
+    default:
+      throw std::logic_error("a HostTensor holds scalar dtypes only");
   }
 }
 
 void HostTensor::widen(std::span<double> out) const {
   if (out.size() != static_cast<std::size_t>(elements())) {
-    throw ShapeError(fmt::format("a tensor of shape {} widened into {} values", to_string(shape_), out.size()));
+    throw ShapeError(
+        fmt::format("a tensor of shape {} widened into {} values", to_string(shape_), out.size()));
   }
   switch (dtype_) {
-    case DType::f64: return widen_all<double>(*this, out, [](double x) { return x; });
-    case DType::f32: return widen_all<float>(*this, out, [](float x) { return double{x}; });
+    case DType::f64:
+      return widen_all<double>(*this, out, [](double x) { return x; });
+    case DType::f32:
+      return widen_all<float>(*this, out, [](float x) { return double{x}; });
     case DType::f16:
-      return widen_all<std::uint16_t>(*this, out, [](std::uint16_t x) { return double{f16_to_f32(x)}; });
+      return widen_all<std::uint16_t>(*this, out,
+                                      [](std::uint16_t x) { return double{f16_to_f32(x)}; });
     case DType::bf16:
-      return widen_all<std::uint16_t>(*this, out, [](std::uint16_t x) { return double{bf16_to_f32(x)}; });
+      return widen_all<std::uint16_t>(*this, out,
+                                      [](std::uint16_t x) { return double{bf16_to_f32(x)}; });
     case DType::i64:
-      return widen_all<std::int64_t>(*this, out, [](std::int64_t x) { return static_cast<double>(x); });
+      return widen_all<std::int64_t>(*this, out,
+                                     [](std::int64_t x) { return static_cast<double>(x); });
     case DType::u64:
-      return widen_all<std::uint64_t>(*this, out, [](std::uint64_t x) { return static_cast<double>(x); });
-    default: throw std::logic_error("a HostTensor holds scalar dtypes only");
+      return widen_all<std::uint64_t>(*this, out,
+                                      [](std::uint64_t x) { return static_cast<double>(x); });
+    default:
+      throw std::logic_error("a HostTensor holds scalar dtypes only");
   }
 }
 
@@ -139,15 +157,24 @@ bool HostTensor::bitwise_equal(const HostTensor& other) const {
 HostTensor round_to(DType dtype, std::vector<std::int64_t> shape, std::span<const double> values) {
   HostTensor tensor(dtype, std::move(shape));
   if (values.size() != static_cast<std::size_t>(tensor.elements())) {
-    throw ShapeError(
-        fmt::format("{} values for a tensor of shape {}", values.size(), to_string(tensor.shape())));
+    throw ShapeError(fmt::format("{} values for a tensor of shape {}", values.size(),
+                                 to_string(tensor.shape())));
   }
   switch (dtype) {
-    case DType::f64: round_all<double>(values, tensor, [](double x) { return x; }); break;
-    case DType::f32: round_all<float>(values, tensor, [](double x) { return static_cast<float>(x); }); break;
-    case DType::f16: round_all<std::uint16_t>(values, tensor, f64_to_f16); break;
-    case DType::bf16: round_all<std::uint16_t>(values, tensor, f64_to_bf16); break;
-    default: throw std::logic_error("round_to needs a floating dtype");
+    case DType::f64:
+      round_all<double>(values, tensor, [](double x) { return x; });
+      break;
+    case DType::f32:
+      round_all<float>(values, tensor, [](double x) { return static_cast<float>(x); });
+      break;
+    case DType::f16:
+      round_all<std::uint16_t>(values, tensor, f64_to_f16);
+      break;
+    case DType::bf16:
+      round_all<std::uint16_t>(values, tensor, f64_to_bf16);
+      break;
+    default:
+      throw std::logic_error("round_to needs a floating dtype");
   }
   return tensor;
 }

@@ -31,6 +31,10 @@ class HostTensor {
   std::int64_t cols() const { return shape_.empty() ? 0 : shape_.back(); }
 
   const std::byte* data() const { return bytes_.get(); }
+  /// The same bytes under another shape of as many elements.
+  HostTensor reshaped(std::vector<std::int64_t> shape) const {
+    return {dtype_, std::move(shape), bytes_};
+  }
   std::byte* mutable_data();  // only while this is the sole owner (being filled)
   template <typename T>
   std::span<const T> as() const {

@@ -32,9 +32,10 @@ json parse_json(std::string_view text, const std::string& origin, bool comments)
   const auto note_keys = [&](int, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start) open_objects.emplace_back();
     if (event == json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == json::parse_event_t::key && !open_objects.back().insert(parsed.get<std::string>()).second) {
-      throw InputError(
-          fmt::format("{}: the key {} stands twice in one object; remove one of them", origin, quoted(parsed)));
+    if (event == json::parse_event_t::key &&
+        !open_objects.back().insert(parsed.get<std::string>()).second) {
+      throw InputError(fmt::format("{}: the key {} stands twice in one object; remove one of them",
+                                   origin, quoted(parsed)));
     }
     return true;
   };
@@ -43,10 +44,11 @@ json parse_json(std::string_view text, const std::string& origin, bool comments)
   } catch (const json::parse_error& error) {
     // The library counts from 1 to the last byte that it read.
     const Position at = position_of(text, error.byte == 0 ? 0 : error.byte - 1);
-    throw InputError(fmt::format("{}:{}:{}: this is not valid JSON here; correct the file", origin, at.line,
-                                 at.column));
+    throw InputError(fmt::format("{}:{}:{}: this is not valid JSON here; correct the file", origin,
+                                 at.line, at.column));
   } catch (const json::exception& error) {
-    throw InputError(fmt::format("{}: a value is out of the range that JSON readers take ({})", origin, error.what()));
+    throw InputError(fmt::format("{}: a value is out of the range that JSON readers take ({})",
+                                 origin, error.what()));
   }
 }
 

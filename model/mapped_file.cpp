@@ -34,15 +34,17 @@ class Descriptor {
 };
 
 [[noreturn]] void fail(const std::filesystem::path& file, std::string_view what) {
-  throw InputError(fmt::format("{}: the file can't be read ({}); check the path and its permissions", file.string(), what));
+  throw InputError(fmt::format(
+      "{}: the file can't be read ({}); check the path and its permissions", file.string(), what));
 }
 
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& file) {
   const Descriptor descriptor(file);
-  struct stat status{};
-  if (descriptor.number() < 0 || ::fstat(descriptor.number(), &status) != 0) fail(file, std::strerror(errno));
+  struct stat status {};
+  if (descriptor.number() < 0 || ::fstat(descriptor.number(), &status) != 0)
+    fail(file, std::strerror(errno));
   if (!S_ISREG(status.st_mode)) fail(file, "it isn't a regular file");
   const auto size = static_cast<std::size_t>(status.st_size);
   const std::byte* data = nullptr;

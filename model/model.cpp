@@ -19,14 +19,16 @@ namespace {
 bool any_not_finite(std::span<const float> values) {
   constexpr std::uint32_t kExponent = 0x7f800000u;
   std::uint32_t found = 0;
-  for (const float x : values) found |= (std::bit_cast<std::uint32_t>(x) & kExponent) == kExponent ? 1u : 0u;
+  for (const float x : values)
+    found |= (std::bit_cast<std::uint32_t>(x) & kExponent) == kExponent ? 1u : 0u;
   return found != 0;
 }
 
 bool any_not_finite(std::span<const double> values) {
   constexpr std::uint64_t kExponent = 0x7ff0000000000000ULL;
   std::uint64_t found = 0;
-  for (const double x : values) found |= (std::bit_cast<std::uint64_t>(x) & kExponent) == kExponent ? 1u : 0u;
+  for (const double x : values)
+    found |= (std::bit_cast<std::uint64_t>(x) & kExponent) == kExponent ? 1u : 0u;
   return found != 0;
 }
 
@@ -40,25 +42,29 @@ void check_tensor(const Config& config, const WeightSource& source, const Module
   const std::vector<std::int64_t> needed = canonical_shape(module, is_bias);
   const auto found = source.shape(name);
   if (!found) {
-    throw InputError(fmt::format("{}: the weights have no tensor \"{}\", which the config asks for in shape {}; use the "
-                                 "config that belongs to these weights",
-                                 config.name, name, to_string(needed)));
+    throw InputError(fmt::format(
+        "{}: the weights have no tensor \"{}\", which the config asks for in shape {}; use the "
+        "config that belongs to these weights",
+        config.name, name, to_string(needed)));
   }
   if (*found != needed) {
-    throw InputError(fmt::format("{}: the tensor \"{}\" has shape {}, the config asks for {}{}; use the config that belongs "
-                                 "to these weights",
-                                 config.name, name, to_string(*found), to_string(needed),
-                                 module.stored_transposed && !is_bias ? " (as [out, in]; stored transposed)" : ""));
+    throw InputError(fmt::format(
+        "{}: the tensor \"{}\" has shape {}, the config asks for {}{}; use the config that belongs "
+        "to these weights",
+        config.name, name, to_string(*found), to_string(needed),
+        module.stored_transposed && !is_bias ? " (as [out, in]; stored transposed)" : ""));
   }
 }
 
 }  // namespace
 
-void check_row_range(std::string_view tensor, std::int64_t begin, std::int64_t end, std::int64_t rows,
-                     std::int64_t cols, std::size_t out_elements) {
-  if (begin < 0 || begin > end || end > rows || out_elements != static_cast<std::size_t>((end - begin) * cols)) {
-    throw std::logic_error(fmt::format("{}: rows [{}, {}) of a [{}, {}] tensor read into {} elements", tensor, begin,
-                                       end, rows, cols, out_elements));
+void check_row_range(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                     std::int64_t rows, std::int64_t cols, std::size_t out_elements) {
+  if (begin < 0 || begin > end || end > rows ||
+      out_elements != static_cast<std::size_t>((end - begin) * cols)) {
+    throw std::logic_error(
+        fmt::format("{}: rows [{}, {}) of a [{}, {}] tensor read into {} elements", tensor, begin,
+                    end, rows, cols, out_elements));
   }
 }
 
@@ -88,7 +94,8 @@ Model::Tensor Model::find(std::string_view tensor) const {
     throw InputError(fmt::format("\"{}\" names no tensor; it must end in .weight or .bias", tensor));
   }
   const Module& owner = module(tensor.substr(0, dot));
-  if (last == "bias" && !owner.has_bias) throw InputError(fmt::format("{} has no bias \"{}\"", config_.name, tensor));
+  if (last == "bias" && !owner.has_bias)
+    throw InputError(fmt::format("{} has no bias \"{}\"", config_.name, tensor));
   return {&owner, last == "bias"};
 }
 
@@ -109,8 +116,10 @@ DType Model::dtype(std::string_view tensor) const {
 }
 
 template <typename T>
-void Model::read_checked(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<T> out) const {
-  if (source_ == nullptr) throw std::logic_error("weights of a model of shapes alone were asked for");
+void Model::read_checked(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                         std::span<T> out) const {
+  if (source_ == nullptr)
+    throw std::logic_error("weights of a model of shapes alone were asked for");
   const std::string stored = storage_name(tensor);
   source_->read_rows(stored, begin, end, out);
   if (!any_not_finite(std::span<const T>(out))) return;
@@ -119,17 +128,21 @@ void Model::read_checked(std::string_view tensor, std::int64_t begin, std::int64
     if (std::isfinite(out[i])) continue;
     const auto flat = static_cast<std::int64_t>(i);
     const std::int64_t row = begin + flat / cols;
-    const std::string place = cols == 1 ? fmt::format("[{}]", row) : fmt::format("[{}, {}]", row, flat % cols);
-    throw InputError(fmt::format("{}: the tensor \"{}\" holds {} at {}; weights must be finite, fetch or write them again",
-                                 config_.name, stored, out[i], place));
+    const std::string place = cols == 1 ? fmt::format("[{}]", row)
+                                        : fmt::format("[{}, {}]", row, flat % cols);
+    throw InputError(fmt::format(
+        "{}: the tensor \"{}\" holds {} at {}; weights must be finite, fetch or write them again",
+        config_.name, stored, out[i], place));
   }
 }
 
-void Model::read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<double> out) const {
+void Model::read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                      std::span<double> out) const {
   read_checked(tensor, begin, end, out);
 }
 
-void Model::read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<float> out) const {
+void Model::read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                      std::span<float> out) const {
   read_checked(tensor, begin, end, out);
 }
 

@@ -54,8 +54,10 @@ class Model {
 
   /// Rows [begin, end), row-major, (end - begin) x cols. A tied weight is read from the module it is tied to.
   /// Throws InputError if a value is NaN or infinite, naming the tensor and the index.
-  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<double> out) const;
-  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<float> out) const;
+  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                 std::span<double> out) const;
+  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                 std::span<float> out) const;
 
   /// "layers.3.mlp.down_proj.weight" of a tied module becomes the tensor that holds the numbers.
   std::string storage_name(std::string_view tensor) const;
@@ -72,7 +74,8 @@ class Model {
   };
   Tensor find(std::string_view tensor) const;
   template <typename T>
-  void read_checked(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<T> out) const;
+  void read_checked(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                    std::span<T> out) const;
 };
 
 struct ModelOptions {

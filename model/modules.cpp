@@ -25,14 +25,16 @@ Module embedding(std::string path, ModuleRole role, std::int64_t entries, std::i
   return module_of(std::move(path), ModuleKind::embedding, role, entries, features);
 }
 
-Module norm(std::string path, ModuleRole role, std::int64_t layer, std::int64_t features, bool has_bias) {
+Module norm(std::string path, ModuleRole role, std::int64_t layer, std::int64_t features,
+            bool has_bias) {
   Module module = module_of(std::move(path), ModuleKind::norm, role, features, 1);
   module.layer = layer;
   module.has_bias = has_bias;
   return module;
 }
 
-Module linear(std::string path, ModuleRole role, std::int64_t layer, std::int64_t out, std::int64_t in, bool has_bias) {
+Module linear(std::string path, ModuleRole role, std::int64_t layer, std::int64_t out,
+              std::int64_t in, bool has_bias) {
   Module module = module_of(std::move(path), ModuleKind::linear, role, out, in);
   module.layer = layer;
   module.has_bias = has_bias;
@@ -40,28 +42,39 @@ Module linear(std::string path, ModuleRole role, std::int64_t layer, std::int64_
 }
 
 Module lm_head(const Config& config, std::string_view token_embedding) {
-  Module module = linear("lm_head", ModuleRole::lm_head, -1, config.vocab_size, config.hidden_size, false);
+  Module module = linear("lm_head", ModuleRole::lm_head, -1, config.vocab_size, config.hidden_size,
+                         false);
   if (config.tied_embeddings) module.tied_to = std::string(token_embedding);
   return module;
 }
 
 void add_llama_layer(const Config& c, std::int64_t layer, std::vector<Module>& all) {
   const BlockPaths at = block_paths(c, layer);
-  all.push_back(norm(at.layer + ".input_layernorm", ModuleRole::attention_norm, layer, c.hidden_size, false));
-  all.push_back(linear(at.attention + ".q_proj", ModuleRole::q, layer, c.q_size(), c.hidden_size, c.qkv_bias));
-  all.push_back(linear(at.attention + ".k_proj", ModuleRole::k, layer, c.kv_size(), c.hidden_size, c.qkv_bias));
-  all.push_back(linear(at.attention + ".v_proj", ModuleRole::v, layer, c.kv_size(), c.hidden_size, c.qkv_bias));
-  all.push_back(linear(at.attention + ".o_proj", ModuleRole::o, layer, c.hidden_size, c.q_size(), c.o_bias));
-  all.push_back(norm(at.layer + ".post_attention_layernorm", ModuleRole::mlp_norm, layer, c.hidden_size, false));
-  all.push_back(linear(at.mlp + ".gate_proj", ModuleRole::gate, layer, c.intermediate_size, c.hidden_size, c.mlp_bias));
-  all.push_back(linear(at.mlp + ".up_proj", ModuleRole::up, layer, c.intermediate_size, c.hidden_size, c.mlp_bias));
-  all.push_back(linear(at.mlp + ".down_proj", ModuleRole::down, layer, c.hidden_size, c.intermediate_size, c.mlp_bias));
+  all.push_back(
+      norm(at.layer + ".input_layernorm", ModuleRole::attention_norm, layer, c.hidden_size, false));
+  all.push_back(linear(at.attention + ".q_proj", ModuleRole::q, layer, c.q_size(), c.hidden_size,
+                       c.qkv_bias));
+  all.push_back(linear(at.attention + ".k_proj", ModuleRole::k, layer, c.kv_size(), c.hidden_size,
+                       c.qkv_bias));
+  all.push_back(linear(at.attention + ".v_proj", ModuleRole::v, layer, c.kv_size(), c.hidden_size,
+                       c.qkv_bias));
+  all.push_back(
+      linear(at.attention + ".o_proj", ModuleRole::o, layer, c.hidden_size, c.q_size(), c.o_bias));
+  all.push_back(norm(at.layer + ".post_attention_layernorm", ModuleRole::mlp_norm, layer,
+                     c.hidden_size, false));
+  all.push_back(linear(at.mlp + ".gate_proj", ModuleRole::gate, layer, c.intermediate_size,
+                       c.hidden_size, c.mlp_bias));
+  all.push_back(linear(at.mlp + ".up_proj", ModuleRole::up, layer, c.intermediate_size,
+                       c.hidden_size, c.mlp_bias));
+  all.push_back(linear(at.mlp + ".down_proj", ModuleRole::down, layer, c.hidden_size,
+                       c.intermediate_size, c.mlp_bias));
 }
 
 void add_gpt2_layer(const Config& c, std::int64_t layer, std::vector<Module>& all) {
   const BlockPaths at = block_paths(c, layer);
   const std::int64_t n = c.hidden_size;
-  const auto conv1d = [&](std::string path, ModuleRole role, std::int64_t out, std::int64_t in, bool has_bias) {
+  const auto conv1d = [&](std::string path, ModuleRole role, std::int64_t out, std::int64_t in,
+                          bool has_bias) {
     Module module = linear(std::move(path), role, layer, out, in, has_bias);
     module.stored_transposed = true;
     return module;
@@ -95,13 +108,17 @@ std::vector<Module> modules(const Config& config) {
   std::vector<Module> all;
   if (config.family == Family::gpt2) {
     all.push_back(embedding("wte", ModuleRole::token_embedding, config.vocab_size, config.hidden_size));
-    all.push_back(embedding("wpe", ModuleRole::position_embedding, config.max_positions, config.hidden_size));
-    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) add_gpt2_layer(config, layer, all);
+    all.push_back(
+        embedding("wpe", ModuleRole::position_embedding, config.max_positions, config.hidden_size));
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+      add_gpt2_layer(config, layer, all);
     all.push_back(norm("ln_f", ModuleRole::final_norm, -1, config.hidden_size, true));
     all.push_back(lm_head(config, "wte"));
   } else {
-    all.push_back(embedding("embed_tokens", ModuleRole::token_embedding, config.vocab_size, config.hidden_size));
-    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) add_llama_layer(config, layer, all);
+    all.push_back(embedding("embed_tokens", ModuleRole::token_embedding, config.vocab_size,
+                            config.hidden_size));
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+      add_llama_layer(config, layer, all);
     all.push_back(norm("norm", ModuleRole::final_norm, -1, config.hidden_size, false));
     all.push_back(lm_head(config, "embed_tokens"));
   }
@@ -109,7 +126,8 @@ std::vector<Module> modules(const Config& config) {
 }
 
 std::string_view strip_prefix(std::string_view path) {
-  for (const std::string_view prefix : {std::string_view("model."), std::string_view("transformer.")}) {
+  for (const std::string_view prefix :
+       {std::string_view("model."), std::string_view("transformer.")}) {
     if (path.substr(0, prefix.size()) == prefix) return path.substr(prefix.size());
   }
   return path;

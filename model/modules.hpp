@@ -17,7 +17,21 @@ enum class ModuleKind { embedding, linear, norm };
 
 /// What a module does in its block: `by kv_head` looks for the q of the same block.
 enum class ModuleRole {
-  token_embedding, position_embedding, attention_norm, q, k, v, qkv, o, mlp_norm, gate, up, fc, down, final_norm, lm_head
+  token_embedding,
+  position_embedding,
+  attention_norm,
+  q,
+  k,
+  v,
+  qkv,
+  o,
+  mlp_norm,
+  gate,
+  up,
+  fc,
+  down,
+  final_norm,
+  lm_head
 };
 
 /// A run of output rows of a fused weight that is cut on its own: gpt2's c_attn is q | k | v.
@@ -49,8 +63,8 @@ std::vector<Module> modules(const Config& config);
 
 /// Suffixes of values that are no module's output, appended to the owning module's path.
 inline constexpr std::string_view kValueSuffixes[] = {
-    ".q", ".k", ".v", ".q_rot", ".k_rot", ".k_cache", ".v_cache", ".attn", ".act",
-    ".resid", ".partial", ".reduced", ".stat", ".in"};
+    ".q",    ".k",   ".v",     ".q_rot",   ".k_rot",   ".k_cache", ".v_cache",
+    ".attn", ".act", ".resid", ".partial", ".reduced", ".stat",    ".in"};
 
 /// Removes one leading base-model prefix ("model.", "transformer."): it is accepted everywhere and means nothing.
 std::string_view strip_prefix(std::string_view path);

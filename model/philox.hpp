@@ -12,7 +12,8 @@
 namespace shardcheck {
 
 /// One block of Philox4x32-10: the readable twin of the vectorised loops in philox.cpp.
-std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
+std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                        std::array<std::uint32_t, 2> key);
 
 /// The random stream of one tensor. Key: FNV-1a (64 bits) of the name; counter: (element index / 2, seed).
 class RandomStream {
@@ -23,7 +24,9 @@ class RandomStream {
   std::uint64_t bits(std::uint64_t index) const;
 
   /// A number in [0, bound), bound > 0. The bias of the modulo is below bound / 2^64.
-  std::uint64_t below(std::uint64_t bound, std::uint64_t index) const { return bits(index) % bound; }
+  std::uint64_t below(std::uint64_t bound, std::uint64_t index) const {
+    return bits(index) % bound;
+  }
 
   /// The four 16-bit quarters of bits(index), summed and centred: an integer in [-131070, 131070].
   std::int32_t sum(std::uint64_t index) const;

@@ -20,7 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-static_assert(std::endian::native == std::endian::little, "files are little-endian and read in place");
+static_assert(std::endian::native == std::endian::little,
+              "files are little-endian and read in place");
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeader = 100'000'000;
@@ -31,15 +32,23 @@ struct StoredType {
 };
 
 // Types that a file may hold beside those of DType, so that buffers in them can be skipped.
-constexpr std::array<StoredType, 9> kOtherTypes = {{{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E5M2", 1}, {"F8_E4M3", 1},
-                                                    {"I16", 2}, {"U16", 2}, {"I32", 4}, {"U32", 4}}};
+constexpr std::array<StoredType, 9> kOtherTypes = {{{"BOOL", 1},
+                                                    {"U8", 1},
+                                                    {"I8", 1},
+                                                    {"F8_E5M2", 1},
+                                                    {"F8_E4M3", 1},
+                                                    {"I16", 2},
+                                                    {"U16", 2},
+                                                    {"I32", 4},
+                                                    {"U32", 4}}};
 
-constexpr std::array<DType, 6> kComputableTypes = {DType::f64, DType::f32, DType::f16,
+constexpr std::array<DType, 6> kComputableTypes = {DType::f64,  DType::f32, DType::f16,
                                                    DType::bf16, DType::i64, DType::u64};
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what) {
   throw InputError(
-      fmt::format("{}: {}; the file is damaged or not a safetensors file, fetch or write it again", file.string(), what));
+      fmt::format("{}: {}; the file is damaged or not a safetensors file, fetch or write it again",
+                  file.string(), what));
 }
 
 /// Sets dtype and name; returns bytes per element, 0 for an unknown type.
@@ -66,16 +75,19 @@ SafetensorsInfo parse_tensor(const fs::path& file, const std::string& name, cons
   SafetensorsInfo tensor;
   const json& dtype = field("dtype");
   const std::size_t element = dtype.is_string() ? set_dtype(dtype.get<std::string>(), tensor) : 0;
-  if (element == 0) fail(file, fmt::format("tensor \"{}\" has the unknown dtype {}", name, quoted(dtype)));
+  if (element == 0)
+    fail(file, fmt::format("tensor \"{}\" has the unknown dtype {}", name, quoted(dtype)));
 
   const json& shape = field("shape");
-  if (!shape.is_array()) fail(file, fmt::format("tensor \"{}\" has the shape {}", name, quoted(shape)));
+  if (!shape.is_array())
+    fail(file, fmt::format("tensor \"{}\" has the shape {}", name, quoted(shape)));
   std::int64_t bytes = static_cast<std::int64_t>(element);
   for (const json& extent : shape) {
     std::int64_t n = 0;
     if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > INT64_MAX ||
         (n = extent.get<std::int64_t>(), __builtin_mul_overflow(bytes, n, &bytes))) {
-      fail(file, fmt::format("tensor \"{}\" has the shape {}, which no file can hold", name, quoted(shape)));
+      fail(file, fmt::format("tensor \"{}\" has the shape {}, which no file can hold", name,
+                             quoted(shape)));
     }
     tensor.shape.push_back(n);
   }
@@ -88,8 +100,9 @@ SafetensorsInfo parse_tensor(const fs::path& file, const std::string& name, cons
   const auto begin = offsets[0].get<std::uint64_t>();
   const auto end = offsets[1].get<std::uint64_t>();
   if (begin > end || end - begin != static_cast<std::uint64_t>(bytes)) {
-    fail(file, fmt::format("tensor \"{}\" of dtype {} and shape {} needs {} bytes, its offsets are {}", name,
-                           tensor.dtype_name, quoted(shape), bytes, quoted(offsets)));
+    fail(file,
+         fmt::format("tensor \"{}\" of dtype {} and shape {} needs {} bytes, its offsets are {}",
+                     name, tensor.dtype_name, quoted(shape), bytes, quoted(offsets)));
   }
   tensor.begin = begin;
   tensor.end = end;
@@ -97,7 +110,8 @@ SafetensorsInfo parse_tensor(const fs::path& file, const std::string& name, cons
 }
 
 /// The tensors tile the data exactly: no overlap, no hole, nothing behind the last one.
-void check_tiling(const fs::path& file, const std::map<std::string, SafetensorsInfo, std::less<>>& tensors,
+void check_tiling(const fs::path& file,
+                  const std::map<std::string, SafetensorsInfo, std::less<>>& tensors,
                   std::size_t data_bytes) {
   std::vector<std::pair<std::string_view, const SafetensorsInfo*>> by_offset;
   for (const auto& [name, tensor] : tensors) by_offset.emplace_back(name, &tensor);
@@ -107,12 +121,14 @@ void check_tiling(const fs::path& file, const std::map<std::string, SafetensorsI
   std::size_t expected = 0;
   for (const auto& [name, tensor] : by_offset) {
     if (tensor->begin != expected) {
-      fail(file, fmt::format("tensor \"{}\" begins at byte {} of the data, the one before it ends at {}", name,
-                             tensor->begin, expected));
+      fail(file,
+           fmt::format("tensor \"{}\" begins at byte {} of the data, the one before it ends at {}",
+                       name, tensor->begin, expected));
     }
     expected = tensor->end;
     if (expected > data_bytes) {
-      fail(file, fmt::format("tensor \"{}\" ends at byte {} of {} bytes of data", name, expected, data_bytes));
+      fail(file, fmt::format("tensor \"{}\" ends at byte {} of {} bytes of data", name, expected,
+                             data_bytes));
     }
   }
   if (expected != data_bytes) {
@@ -125,14 +141,16 @@ std::map<std::string, std::string> read_index(const fs::path& index) {
   const json document = parse_json(read_text(index), index.string());
   const auto it = document.is_object() ? document.find("weight_map") : document.end();
   if (it == document.end() || !it->is_object()) {
-    throw InputError(fmt::format("{}: there is no object \"weight_map\"; fetch the file again", index.string()));
+    throw InputError(
+        fmt::format("{}: there is no object \"weight_map\"; fetch the file again", index.string()));
   }
   std::map<std::string, std::string> weight_map;
   for (const auto& [tensor, file] : it->items()) {
     const fs::path name = file.is_string() ? fs::path(file.get<std::string>()) : fs::path();
     if (name.empty() || name != name.filename() || name == "..") {
-      throw InputError(fmt::format("{}: \"{}\" is in {}, which must be the name of a file beside the index; correct it",
-                                   index.string(), tensor, quoted(file)));
+      throw InputError(fmt::format(
+          "{}: \"{}\" is in {}, which must be the name of a file beside the index; correct it",
+          index.string(), tensor, quoted(file)));
     }
     weight_map[tensor] = name.string();
   }
@@ -149,15 +167,16 @@ std::vector<SafetensorsFile> open_indexed(const fs::path& folder, const fs::path
     files.push_back(SafetensorsFile::open(folder / file));
     for (const std::string& name : files.back().names()) {
       if (const auto [it, is_new] = holder.try_emplace(name, file); !is_new) {
-        throw InputError(fmt::format("{}: the tensor \"{}\" is in {} and in {}; remove one of them", folder.string(),
-                                     name, it->second, file));
+        throw InputError(fmt::format("{}: the tensor \"{}\" is in {} and in {}; remove one of them",
+                                     folder.string(), name, it->second, file));
       }
     }
   }
   for (const auto& [tensor, file] : weight_map) {
     if (!files[position.at(file)].contains(tensor)) {
-      throw InputError(fmt::format("{}: the index says that \"{}\" is in {}, which doesn't hold it; fetch both again",
-                                   index.string(), tensor, file));
+      throw InputError(fmt::format(
+          "{}: the index says that \"{}\" is in {}, which doesn't hold it; fetch both again",
+          index.string(), tensor, file));
     }
   }
   return files;
@@ -170,11 +189,13 @@ SafetensorsFile SafetensorsFile::open(const fs::path& file) {
   result.path_ = file;
   result.mapping_ = MappedFile::open(file);
   const std::span<const std::byte> bytes = result.mapping_->bytes();
-  if (bytes.size() < kLengthBytes) fail(file, fmt::format("{} bytes are too few for a header", bytes.size()));
+  if (bytes.size() < kLengthBytes)
+    fail(file, fmt::format("{} bytes are too few for a header", bytes.size()));
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
   if (length > kMaxHeader || length > bytes.size() - kLengthBytes) {
-    fail(file, fmt::format("the header is said to have {} bytes, the file has {}", length, bytes.size()));
+    fail(file,
+         fmt::format("the header is said to have {} bytes, the file has {}", length, bytes.size()));
   }
   result.data_begin_ = kLengthBytes + length;
 
@@ -188,7 +209,8 @@ SafetensorsFile SafetensorsFile::open(const fs::path& file) {
     }
     if (!record.is_object()) fail(file, "\"__metadata__\" is no object");
     for (const auto& [key, value] : record.items()) {
-      if (!value.is_string()) fail(file, fmt::format("\"__metadata__\" holds {} = {}, no string", key, quoted(value)));
+      if (!value.is_string())
+        fail(file, fmt::format("\"__metadata__\" holds {} = {}, no string", key, quoted(value)));
       result.metadata_[key] = value.get<std::string>();
     }
   }
@@ -205,8 +227,9 @@ std::vector<std::string> SafetensorsFile::names() const {
 const SafetensorsInfo& SafetensorsFile::info(std::string_view name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
-    throw InputError(fmt::format("{}: there is no tensor \"{}\" (nearest: \"{}\"); correct the name", path_.string(),
-                                 name, nearest_name(name, names())));
+    throw InputError(
+        fmt::format("{}: there is no tensor \"{}\" (nearest: \"{}\"); correct the name",
+                    path_.string(), name, nearest_name(name, names())));
   }
   return it->second;
 }
@@ -219,12 +242,16 @@ std::span<const std::byte> SafetensorsFile::raw(std::string_view name) const {
 HostTensor SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsInfo& stored = info(name);
   if (!stored.dtype) {
-    throw InputError(fmt::format("{}: tensor \"{}\" has dtype {}; only F64, F32, F16, BF16, I64 and U64 can be used",
-                                 path_.string(), name, stored.dtype_name));
+    throw InputError(fmt::format(
+        "{}: tensor \"{}\" has dtype {}; only F64, F32, F16, BF16, I64 and U64 can be used",
+        path_.string(), name, stored.dtype_name));
   }
   const std::span<const std::byte> bytes = raw(name);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % element_size(*stored.dtype) == 0;
-  if (aligned) return HostTensor(*stored.dtype, stored.shape, std::shared_ptr<const std::byte>(mapping_, bytes.data()));
+  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % element_size(*stored.dtype) ==
+                       0;
+  if (aligned)
+    return HostTensor(*stored.dtype, stored.shape,
+                      std::shared_ptr<const std::byte>(mapping_, bytes.data()));
   HostTensor copy(*stored.dtype, stored.shape);
   if (!bytes.empty()) std::memcpy(copy.mutable_data(), bytes.data(), bytes.size());
   return copy;
@@ -232,7 +259,8 @@ HostTensor SafetensorsFile::tensor(std::string_view name) const {
 
 std::vector<SafetensorsFile> open_safetensors_folder(const fs::path& folder) {
   std::error_code error;
-  if (fs::exists(folder / "model.safetensors", error)) return {SafetensorsFile::open(folder / "model.safetensors")};
+  if (fs::exists(folder / "model.safetensors", error))
+    return {SafetensorsFile::open(folder / "model.safetensors")};
   const fs::path index = folder / "model.safetensors.index.json";
   if (fs::exists(index, error)) return open_indexed(folder, index);
   std::vector<fs::path> found;
@@ -241,9 +269,10 @@ std::vector<SafetensorsFile> open_safetensors_folder(const fs::path& folder) {
   }
   if (found.empty()) return {};
   if (found.size() > 1) {
-    throw InputError(fmt::format("{}: there are {} .safetensors files and no model.safetensors.index.json that says "
-                                 "which belong together; add the index",
-                                 folder.string(), found.size()));
+    throw InputError(fmt::format(
+        "{}: there are {} .safetensors files and no model.safetensors.index.json that says "
+        "which belong together; add the index",
+        folder.string(), found.size()));
   }
   return {SafetensorsFile::open(found.front())};
 }

@@ -58,13 +58,13 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-/// The files of a checkpoint: `folder`/model.safetensors, else those named by model.safetensors.index.json, else the one
-/// *.safetensors there is. Empty if the folder holds none. Throws InputError if several have no index, if the index
+/// The files of a checkpoint: `folder`/model.safetensors, else those named by model.safetensors.index.json, else the
+/// one *.safetensors there is. Empty if the folder holds none. Throws InputError if several have no index, if the index
 /// names a file outside the folder or a tensor that its file doesn't hold, or if two files hold one name.
 std::vector<SafetensorsFile> open_safetensors_folder(const std::filesystem::path& folder);
 
-/// Writes all tensors (scalar dtypes) to a temporary file beside `file` and renames it: never a partial file. Tensors are
-/// stored by falling element size, so that each is aligned. Throws InputError if the file can't be written.
+/// Writes all tensors (scalar dtypes) to a temporary file beside `file` and renames it: never a partial file. Tensors
+/// are stored by falling element size, so that each is aligned. Throws InputError if the file can't be written.
 void write_safetensors(const std::filesystem::path& file,
                        std::span<const std::pair<std::string, HostTensor>> tensors,
                        const std::map<std::string, std::string>& metadata = {});

@@ -25,7 +25,8 @@ struct Entry {
 
 /// Elements [first, first + out.size()) of `bytes`, which need not be aligned.
 template <typename Stored, typename T, typename Convert>
-void convert(std::span<const std::byte> bytes, std::int64_t first, std::span<T> out, Convert convert_one) {
+void convert(std::span<const std::byte> bytes, std::int64_t first, std::span<T> out,
+             Convert convert_one) {
   const std::byte* from = bytes.data() + static_cast<std::size_t>(first) * sizeof(Stored);
   for (std::size_t i = 0; i < out.size(); ++i) {
     Stored value;
@@ -37,11 +38,16 @@ void convert(std::span<const std::byte> bytes, std::int64_t first, std::span<T> 
 template <typename T>
 void read_elements(const Entry& entry, std::int64_t first, std::span<T> out) {
   switch (entry.dtype) {
-    case DType::f64: return convert<double>(entry.bytes, first, out, [](double x) { return x; });
-    case DType::f32: return convert<float>(entry.bytes, first, out, [](float x) { return x; });
-    case DType::f16: return convert<std::uint16_t>(entry.bytes, first, out, f16_to_f32);
-    case DType::bf16: return convert<std::uint16_t>(entry.bytes, first, out, bf16_to_f32);
-    default: throw std::logic_error("a weight in a dtype that isn't floating");
+    case DType::f64:
+      return convert<double>(entry.bytes, first, out, [](double x) { return x; });
+    case DType::f32:
+      return convert<float>(entry.bytes, first, out, [](float x) { return x; });
+    case DType::f16:
+      return convert<std::uint16_t>(entry.bytes, first, out, f16_to_f32);
+    case DType::bf16:
+      return convert<std::uint16_t>(entry.bytes, first, out, bf16_to_f32);
+    default:
+      throw std::logic_error("a weight in a dtype that isn't floating");
   }
 }
 
@@ -68,7 +74,8 @@ bool is_known_buffer(std::string_view name) {
   const auto ends_with = [&](std::string_view tail) {
     return name.size() >= tail.size() && name.substr(name.size() - tail.size()) == tail;
   };
-  const bool gpt2_mask = name.substr(0, 2) == "h." && (ends_with(".attn.bias") || ends_with(".attn.masked_bias"));
+  const bool gpt2_mask = name.substr(0, 2) == "h." &&
+                         (ends_with(".attn.bias") || ends_with(".attn.masked_bias"));
   return gpt2_mask || ends_with("rotary_emb.inv_freq");
 }
 
@@ -90,14 +97,16 @@ std::map<std::string, Expected, std::less<>> expected_tensors(const std::vector<
                                   const std::map<std::string, Expected, std::less<>>& expected) {
   std::vector<std::string> names;
   for (const auto& entry : expected) names.push_back(entry.first);
-  throw InputError(fmt::format("{}: the model that config.json describes has no tensor \"{}\" (nearest: \"{}\"); use the "
-                               "config.json that belongs to these weights",
-                               file.path().string(), stored, nearest_name(strip_prefix(stored), names)));
+  throw InputError(fmt::format(
+      "{}: the model that config.json describes has no tensor \"{}\" (nearest: \"{}\"); use the "
+      "config.json that belongs to these weights",
+      file.path().string(), stored, nearest_name(strip_prefix(stored), names)));
 }
 
 class SafetensorsSource final : public WeightSource {
  public:
-  SafetensorsSource(std::vector<SafetensorsFile> files, const std::vector<Module>& modules) : files_(std::move(files)) {
+  SafetensorsSource(std::vector<SafetensorsFile> files, const std::vector<Module>& modules)
+      : files_(std::move(files)) {
     const auto expected = expected_tensors(modules);
     for (const SafetensorsFile& file : files_) {
       for (const std::string& stored : file.names()) {
@@ -119,29 +128,36 @@ class SafetensorsSource final : public WeightSource {
     return it->second.shape;
   }
 
-  DType dtype(std::string_view tensor) const override { return entries_.find(tensor)->second.dtype; }
+  DType dtype(std::string_view tensor) const override {
+    return entries_.find(tensor)->second.dtype;
+  }
 
   void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
                  std::span<double> out) const override {
     read(tensor, begin, end, out);
   }
-  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<float> out) const override {
+  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                 std::span<float> out) const override {
     read(tensor, begin, end, out);
   }
 
  private:
-  void add(const SafetensorsFile& file, const std::string& stored, const std::string& name, const Expected& expected) {
+  void add(const SafetensorsFile& file, const std::string& stored, const std::string& name,
+           const Expected& expected) {
     const SafetensorsInfo& info = file.info(stored);
     if (!info.dtype || !is_float(*info.dtype)) {
-      throw InputError(fmt::format("{}: tensor \"{}\" has dtype {}; weights must be F64, F32, F16 or BF16",
-                                   file.path().string(), stored, info.dtype_name));
+      throw InputError(
+          fmt::format("{}: tensor \"{}\" has dtype {}; weights must be F64, F32, F16 or BF16",
+                      file.path().string(), stored, info.dtype_name));
     }
     Entry entry{file.raw(stored), *info.dtype, info.shape};
-    entry.transposed = expected.module->stored_transposed && !expected.is_bias && entry.shape.size() == 2;
+    entry.transposed = expected.module->stored_transposed && !expected.is_bias &&
+                       entry.shape.size() == 2;
     if (entry.transposed) std::swap(entry.shape[0], entry.shape[1]);
     if (!entries_.emplace(name, std::move(entry)).second) {
-      throw InputError(fmt::format("{}: the tensor \"{}\" stands there twice, with and without a prefix; remove one",
-                                   file.path().string(), name));
+      throw InputError(fmt::format(
+          "{}: the tensor \"{}\" stands there twice, with and without a prefix; remove one",
+          file.path().string(), name));
     }
   }
 
@@ -151,9 +167,11 @@ class SafetensorsSource final : public WeightSource {
     if (copy == entries_.end() || tied == entries_.end()) return;
     const std::span<const std::byte> a = copy->second.bytes, b = tied->second.bytes;
     if (a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size()) != 0) {
-      throw InputError(fmt::format("{}: \"{}\" differs from \"{}\", but tie_word_embeddings says that they are one; set it to "
-                                   "false in config.json or remove the copy",
-                                   files_.front().path().string(), copy->first, tied->first));
+      throw InputError(
+          fmt::format("{}: \"{}\" differs from \"{}\", but tie_word_embeddings says that they are "
+                      "one; set it to "
+                      "false in config.json or remove the copy",
+                      files_.front().path().string(), copy->first, tied->first));
     }
   }
 

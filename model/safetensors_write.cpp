@@ -61,13 +61,15 @@ std::string header_text(const std::vector<const std::pair<std::string, HostTenso
 
 }  // namespace
 
-void write_safetensors(const fs::path& file, std::span<const std::pair<std::string, HostTensor>> tensors,
+void write_safetensors(const fs::path& file,
+                       std::span<const std::pair<std::string, HostTensor>> tensors,
                        const std::map<std::string, std::string>& metadata) {
   std::vector<const std::pair<std::string, HostTensor>*> order;
   std::set<std::string_view> names;
   for (const auto& entry : tensors) {
     if (entry.first == "__metadata__" || !names.insert(entry.first).second) {
-      throw std::logic_error(fmt::format("{}: the tensor name \"{}\" can't be written twice", file.string(), entry.first));
+      throw std::logic_error(fmt::format("{}: the tensor name \"{}\" can't be written twice",
+                                         file.string(), entry.first));
     }
     order.push_back(&entry);
   }
@@ -86,13 +88,15 @@ void write_safetensors(const fs::path& file, std::span<const std::pair<std::stri
     stream.write(header.data(), static_cast<std::streamsize>(header.size()));
     for (const auto* entry : order) {
       const HostTensor& tensor = entry->second;
-      stream.write(reinterpret_cast<const char*>(tensor.data()), static_cast<std::streamsize>(tensor.bytes()));
+      stream.write(reinterpret_cast<const char*>(tensor.data()),
+                   static_cast<std::streamsize>(tensor.bytes()));
     }
     stream.close();
     temporary.rename_into_place();
   } catch (const std::system_error& error) {
-    throw InputError(fmt::format("{}: the file can't be written ({}); check the folder, its permissions and the space left",
-                                 file.string(), error.code().message()));
+    throw InputError(fmt::format(
+        "{}: the file can't be written ({}); check the folder, its permissions and the space left",
+        file.string(), error.code().message()));
   }
 }
 

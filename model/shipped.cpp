@@ -46,7 +46,8 @@ fs::path share_directory() {
   if (is_folder(SHARDCHECK_SOURCE_FIXTURES)) return SHARDCHECK_SOURCE_FIXTURES;
 #endif
   throw InputError(
-      "the folder of shipped plans, links and models isn't beside the program; set SHARDCHECK_SHARE to it");
+      "the folder of shipped plans, links and models isn't beside the program; set "
+      "SHARDCHECK_SHARE to it");
 }
 
 std::vector<std::string> shipped_names(std::string_view folder) {
@@ -64,28 +65,36 @@ fs::path find_shipped(std::string_view folder, const std::string& file_or_name) 
   std::error_code error;
   if (fs::is_regular_file(file_or_name, error)) return file_or_name;
   for (const fs::directory_entry& entry : fs::directory_iterator(share_directory() / folder, error)) {
-    if (entry_name(entry) == file_or_name || entry.path().filename() == file_or_name) return entry.path();
+    if (entry_name(entry) == file_or_name || entry.path().filename() == file_or_name)
+      return entry.path();
   }
   const std::vector<std::string> names = shipped_names(folder);
-  const std::string hint =
-      names.empty() ? "" : fmt::format(" (nearest shipped name: \"{}\")", nearest_name(file_or_name, names));
-  throw InputError(fmt::format("{}: there is no such file, and nothing of this name in {}{}; give a path or a shipped name",
-                               file_or_name, folder, hint));
+  const std::string hint = names.empty() ? ""
+                                         : fmt::format(" (nearest shipped name: \"{}\")",
+                                                       nearest_name(file_or_name, names));
+  throw InputError(fmt::format(
+      "{}: there is no such file, and nothing of this name in {}{}; give a path or a shipped name",
+      file_or_name, folder, hint));
 }
 
 std::string read_text(const fs::path& file) {
   std::error_code error;
-  if (fs::is_directory(file, error)) throw InputError(fmt::format("{}: this is a folder; give a file", file.string()));
+  if (fs::is_directory(file, error))
+    throw InputError(fmt::format("{}: this is a folder; give a file", file.string()));
   std::ifstream stream(file, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  if (!stream) throw InputError(fmt::format("{}: the file can't be read; check the path and its permissions", file.string()));
+  if (!stream)
+    throw InputError(fmt::format("{}: the file can't be read; check the path and its permissions",
+                                 file.string()));
   return text;
 }
 
 fs::path cache_directory() {
   if (const std::string given = environment("SHARDCHECK_CACHE"); !given.empty()) return given;
-  if (const std::string xdg = environment("XDG_CACHE_HOME"); !xdg.empty()) return fs::path(xdg) / "shardcheck";
-  if (const std::string home = environment("HOME"); !home.empty()) return fs::path(home) / ".cache" / "shardcheck";
+  if (const std::string xdg = environment("XDG_CACHE_HOME"); !xdg.empty())
+    return fs::path(xdg) / "shardcheck";
+  if (const std::string home = environment("HOME"); !home.empty())
+    return fs::path(home) / ".cache" / "shardcheck";
   throw InputError("no cache folder is known; set SHARDCHECK_CACHE or HOME");
 }
 

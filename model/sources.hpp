@@ -21,8 +21,8 @@ namespace shardcheck {
 std::unique_ptr<const WeightSource> safetensors_source(std::vector<SafetensorsFile> files,
                                                        const std::vector<Module>& modules);
 
-/// Tensors of a GGUF file under canonical names, dequantised in f32 as ggml does it. q and k rows (and biases) of the llama
-/// architecture are put back from interleaved to half-split rotary order.
+/// Tensors of a GGUF file under canonical names, dequantised in f32 as ggml does it. q and k rows (and biases) of the
+/// llama architecture are put back from interleaved to half-split rotary order.
 /// Throws InputError naming a tensor that the model doesn't have, and on rotary factors that aren't all 1.
 std::unique_ptr<const WeightSource> gguf_source(GgufFile file, const Config& config,
                                                 const std::vector<Module>& modules);
@@ -30,7 +30,8 @@ std::unique_ptr<const WeightSource> gguf_source(GgufFile file, const Config& con
 /// Synthetic weights, f32, a pure function of (seed, canonical name, global element index). Linears and embeddings:
 /// normals of variance 1 / in; norms: around 1, different in each channel; biases: 0.1 x normals. About one channel
 /// in 256 (at least one) of norms, embeddings and of the linears that write to the residual is 8 times larger.
-std::unique_ptr<const WeightSource> synthetic_source(std::uint64_t seed, const std::vector<Module>& modules);
+std::unique_ptr<const WeightSource> synthetic_source(std::uint64_t seed,
+                                                     const std::vector<Module>& modules);
 
 /// How rows of canonical tensors lie in a file.
 struct StoredTensor {
@@ -42,7 +43,7 @@ struct StoredTensor {
 };
 
 /// Throws std::logic_error unless 0 <= begin <= end <= rows and `out` has (end - begin) x cols elements.
-void check_row_range(std::string_view tensor, std::int64_t begin, std::int64_t end, std::int64_t rows,
-                     std::int64_t cols, std::size_t out_elements);
+void check_row_range(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                     std::int64_t rows, std::int64_t cols, std::size_t out_elements);
 
 }  // namespace shardcheck

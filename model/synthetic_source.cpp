@@ -32,10 +32,13 @@ struct Recipe {
 OutlierAxis outlier_axis_of(const Module& module) {
   switch (module.role) {
     case ModuleRole::o:
-    case ModuleRole::down: return OutlierAxis::rows;
+    case ModuleRole::down:
+      return OutlierAxis::rows;
     case ModuleRole::token_embedding:
-    case ModuleRole::position_embedding: return OutlierAxis::cols;
-    default: return module.kind == ModuleKind::norm ? OutlierAxis::rows : OutlierAxis::none;
+    case ModuleRole::position_embedding:
+      return OutlierAxis::cols;
+    default:
+      return module.kind == ModuleKind::norm ? OutlierAxis::rows : OutlierAxis::none;
   }
 }
 
@@ -78,7 +81,8 @@ class SyntheticSource final : public WeightSource {
                  std::span<double> out) const override {
     read(tensor, begin, end, out);
   }
-  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<float> out) const override {
+  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                 std::span<float> out) const override {
     read(tensor, begin, end, out);
   }
 
@@ -93,7 +97,8 @@ class SyntheticSource final : public WeightSource {
     const auto is_outlier = outliers(tensor, recipe);
     for (const std::int64_t channel : is_outlier) {
       if (recipe.outlier_axis == OutlierAxis::rows && channel >= begin && channel < end) {
-        for (T& x : out.subspan(static_cast<std::size_t>((channel - begin) * cols), static_cast<std::size_t>(cols))) {
+        for (T& x : out.subspan(static_cast<std::size_t>((channel - begin) * cols),
+                                static_cast<std::size_t>(cols))) {
           x *= T{kOutlierGain};
         }
       }
@@ -107,7 +112,8 @@ class SyntheticSource final : public WeightSource {
 
   /// In f32 for both widths of T: the "checkpoint" is f32, and a power of two as gain keeps that exact.
   template <typename T>
-  static void fill(const RandomStream& stream, const Recipe& recipe, std::uint64_t first, std::span<T> out) {
+  static void fill(const RandomStream& stream, const Recipe& recipe, std::uint64_t first,
+                   std::span<T> out) {
     constexpr std::size_t kChunk = 2048;
     std::array<std::int32_t, kChunk> sums;
     for (std::size_t done = 0; done < out.size(); done += kChunk) {
@@ -122,7 +128,8 @@ class SyntheticSource final : public WeightSource {
   std::set<std::int64_t> outliers(std::string_view tensor, const Recipe& recipe) const {
     std::set<std::int64_t> channels;
     if (recipe.outlier_axis == OutlierAxis::none) return channels;
-    const std::int64_t n = recipe.outlier_axis == OutlierAxis::rows ? recipe.stored.rows : recipe.stored.cols;
+    const std::int64_t n = recipe.outlier_axis == OutlierAxis::rows ? recipe.stored.rows
+                                                                    : recipe.stored.cols;
     const RandomStream stream(seed_, std::string(tensor) + "#outliers");
     const std::int64_t draws = std::max<std::int64_t>(1, n / kChannelsPerOutlier);
     for (std::int64_t draw = 0; draw < draws; ++draw) {
@@ -138,7 +145,8 @@ class SyntheticSource final : public WeightSource {
 
 }  // namespace
 
-std::unique_ptr<const WeightSource> synthetic_source(std::uint64_t seed, const std::vector<Module>& modules) {
+std::unique_ptr<const WeightSource> synthetic_source(std::uint64_t seed,
+                                                     const std::vector<Module>& modules) {
   return std::make_unique<SyntheticSource>(seed, modules);
 }
 

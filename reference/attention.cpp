@@ -3,6 +3,7 @@
 // Sources: Vaswani et al. 2017 (arXiv 1706.03762), Ainslie et al. 2023 (arXiv 2305.13245).
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "reference/blocks.hpp"
 #include "reference/eigen_map.hpp"
@@ -16,7 +17,8 @@ bool sees(std::int64_t query, std::int64_t key, std::int64_t window) {
 
 // Scores of one query become softmax weights; keys that it doesn't see get weight 0.
 template <typename T>
-void softmax_row(std::span<T> scores, std::int64_t query, std::span<const std::int64_t> keys, std::int64_t window) {
+void softmax_row(std::span<T> scores, std::int64_t query, std::span<const std::int64_t> keys,
+                 std::int64_t window) {
   bool any = false;
   T largest = T(0);
   for (std::size_t n = 0; n < keys.size(); ++n) {
@@ -38,8 +40,8 @@ void softmax_row(std::span<T> scores, std::int64_t query, std::span<const std::i
 
 template <typename T>
 Matrix<T> attention_head(const Matrix<T>& q, const Matrix<T>& k, const Matrix<T>& v,
-                         std::span<const std::int64_t> q_positions, std::span<const std::int64_t> k_positions,
-                         double scale, std::int64_t window) {
+                         std::span<const std::int64_t> q_positions,
+                         std::span<const std::int64_t> k_positions, double scale, std::int64_t window) {
   Matrix<T> weights(q.rows(), k.rows());  // [M, N]
   eigen(weights).noalias() = eigen(q) * eigen(k).transpose();
   eigen(weights) *= static_cast<T>(scale);
@@ -61,22 +63,25 @@ Matrix<T> attention(const Matrix<T>& q, const Matrix<T>& k, const Matrix<T>& v,
   const std::int64_t head_dim = q.cols() / heads;
   for (std::int64_t h = 0; h < heads; ++h) {
     const std::int64_t kv = kv_heads[static_cast<std::size_t>(h)];
-    const Matrix<T> head = attention_head(columns(q, h * head_dim, head_dim), columns(k, kv * head_dim, head_dim),
-                                          columns(v, kv * head_dim, head_dim), q_positions, k_positions, scale, window);
+    const Matrix<T> head = attention_head(
+        columns(q, h * head_dim, head_dim), columns(k, kv * head_dim, head_dim),
+        columns(v, kv * head_dim, head_dim), q_positions, k_positions, scale, window);
     eigen(y).middleCols(h * head_dim, head_dim) = eigen(head);
   }
   return y;
 }
 
-template Matrix<float> attention_head(const Matrix<float>&, const Matrix<float>&, const Matrix<float>&,
-                                     std::span<const std::int64_t>, std::span<const std::int64_t>, double, std::int64_t);
-template Matrix<double> attention_head(const Matrix<double>&, const Matrix<double>&, const Matrix<double>&,
-                                      std::span<const std::int64_t>, std::span<const std::int64_t>, double, std::int64_t);
+template Matrix<float> attention_head(const Matrix<float>&, const Matrix<float>&,
+                                      const Matrix<float>&, std::span<const std::int64_t>,
+                                      std::span<const std::int64_t>, double, std::int64_t);
+template Matrix<double> attention_head(const Matrix<double>&, const Matrix<double>&,
+                                       const Matrix<double>&, std::span<const std::int64_t>,
+                                       std::span<const std::int64_t>, double, std::int64_t);
 template Matrix<float> attention(const Matrix<float>&, const Matrix<float>&, const Matrix<float>&,
-                                std::span<const std::int64_t>, std::span<const std::int64_t>,
-                                std::span<const std::int64_t>, double, std::int64_t);
-template Matrix<double> attention(const Matrix<double>&, const Matrix<double>&, const Matrix<double>&,
                                  std::span<const std::int64_t>, std::span<const std::int64_t>,
                                  std::span<const std::int64_t>, double, std::int64_t);
+template Matrix<double> attention(const Matrix<double>&, const Matrix<double>&, const Matrix<double>&,
+                                  std::span<const std::int64_t>, std::span<const std::int64_t>,
+                                  std::span<const std::int64_t>, double, std::int64_t);
 
 }  // namespace shardcheck::reference

@@ -49,15 +49,15 @@ Matrix<T> Call<T>::rms_norm(const std::string& path, const Matrix<T>& x) const {
 
 template <typename T>
 Matrix<T> Call<T>::layer_norm(const std::string& path, const Matrix<T>& x) const {
-  Matrix<T> y =
-      reference::layer_norm<T>(x, vector(path + ".weight"), vector(path + ".bias"), model.config().norm_eps);
+  Matrix<T> y = reference::layer_norm<T>(x, vector(path + ".weight"), vector(path + ".bias"),
+                                         model.config().norm_eps);
   report(path, y);
   return y;
 }
 
 template <typename T>
-Matrix<T> Call<T>::attend(const std::string& path, std::int64_t layer, const Matrix<T>& q, const Matrix<T>& k,
-                          const Matrix<T>& v) const {
+Matrix<T> Call<T>::attend(const std::string& path, std::int64_t layer, const Matrix<T>& q,
+                          const Matrix<T>& k, const Matrix<T>& v) const {
   const Config& config = model.config();
   LayerCache<T>& cache = caches[static_cast<std::size_t>(layer)];
   cache.k.insert(cache.k.end(), k.values().begin(), k.values().end());
@@ -67,10 +67,13 @@ Matrix<T> Call<T>::attend(const std::string& path, std::int64_t layer, const Mat
   const std::int64_t window = config.windows[static_cast<std::size_t>(layer)].value_or(0);
   const std::int64_t first_query = positions.empty() ? 0 : positions.front();
   const std::int64_t length = positions.empty() ? 0 : positions.back() + 1;
-  const std::int64_t first = window == 0 ? 0 : std::clamp<std::int64_t>(first_query - window + 1, 0, length);
+  const std::int64_t first = window == 0
+                                 ? 0
+                                 : std::clamp<std::int64_t>(first_query - window + 1, 0, length);
   const auto visible = [&](const std::vector<T>& rows) {
     const std::int64_t width = config.kv_size();
-    return Matrix<T>(length - first, width, std::vector<T>(rows.begin() + first * width, rows.begin() + length * width));
+    return Matrix<T>(length - first, width,
+                     {rows.data() + first * width, rows.data() + length * width});
   };
   const Matrix<T> keys = visible(cache.k);
   const Matrix<T> values = visible(cache.v);

@@ -46,8 +46,8 @@ struct Call {
   /// Appends k and v to the layer's cache and attends with q to what its window lets it see. Reports "<path>.k_cache",
   /// "<path>.v_cache" (the rows that some query of this call sees) and "<path>.attn".
   ///                                         q [M, H * d]  k, v [M, K * d]                             -> [M, H * d]
-  Matrix<T> attend(const std::string& path, std::int64_t layer, const Matrix<T>& q, const Matrix<T>& k,
-                   const Matrix<T>& v) const;
+  Matrix<T> attend(const std::string& path, std::int64_t layer, const Matrix<T>& q,
+                   const Matrix<T>& k, const Matrix<T>& v) const;
 
   /// The config's activation.
   Matrix<T> activate(const Matrix<T>& x) const;

@@ -5,7 +5,8 @@
 namespace shardcheck::reference {
 
 template <typename T>
-Matrix<T> embedding(std::span<const std::int64_t> ids, std::int64_t features, const WeightRows<T>& table) {
+Matrix<T> embedding(std::span<const std::int64_t> ids, std::int64_t features,
+                    const WeightRows<T>& table) {
   Matrix<T> y(static_cast<std::int64_t>(ids.size()), features);
   for (std::int64_t m = 0; m < y.rows(); ++m) {
     const std::int64_t id = ids[static_cast<std::size_t>(m)];
@@ -15,6 +16,7 @@ Matrix<T> embedding(std::span<const std::int64_t> ids, std::int64_t features, co
 }
 
 template Matrix<float> embedding(std::span<const std::int64_t>, std::int64_t, const WeightRows<float>&);
-template Matrix<double> embedding(std::span<const std::int64_t>, std::int64_t, const WeightRows<double>&);
+template Matrix<double> embedding(std::span<const std::int64_t>, std::int64_t,
+                                  const WeightRows<double>&);
 
 }  // namespace shardcheck::reference

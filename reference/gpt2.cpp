@@ -19,7 +19,8 @@ Matrix<T> section(const Module& fused, ModuleRole role, const Matrix<T>& x) {
 
 // c_proj(attention(q, k, v))                                                           x [M, D] -> [M, D]
 template <typename T>
-Matrix<T> self_attention(const Call<T>& call, const std::string& path, std::int64_t layer, const Matrix<T>& x) {
+Matrix<T> self_attention(const Call<T>& call, const std::string& path, std::int64_t layer,
+                         const Matrix<T>& x) {
   const Module& fused = call.model.module(path + ".c_attn");
   const Matrix<T> qkv = call.project(fused.path, x);  // [M, 3 D]
   const Matrix<T> q = section(fused, ModuleRole::q, qkv);
@@ -70,8 +71,8 @@ std::vector<std::string> gpt2_tap_names(const Config& config) {
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     const BlockPaths paths = block_paths(config, layer);
     names.push_back(paths.layer + ".ln_1");
-    for (const char* name : {".c_attn", ".c_attn.q", ".c_attn.k", ".c_attn.v", ".k_cache", ".v_cache", ".attn",
-                             ".c_proj", "", ".resid"}) {
+    for (const char* name : {".c_attn", ".c_attn.q", ".c_attn.k", ".c_attn.v", ".k_cache",
+                             ".v_cache", ".attn", ".c_proj", "", ".resid"}) {
       names.push_back(paths.attention + name);
     }
     names.push_back(paths.layer + ".ln_2");

@@ -9,7 +9,8 @@
 namespace shardcheck::reference {
 
 template <typename T>
-Matrix<T> layer_norm(const Matrix<T>& x, std::span<const T> weight, std::span<const T> bias, double eps) {
+Matrix<T> layer_norm(const Matrix<T>& x, std::span<const T> weight, std::span<const T> bias,
+                     double eps) {
   Matrix<T> y(x.rows(), x.cols());
   for (std::int64_t m = 0; m < x.rows(); ++m) {
     const auto row = eigen_row(x.row(m));
@@ -22,7 +23,9 @@ Matrix<T> layer_norm(const Matrix<T>& x, std::span<const T> weight, std::span<co
   return y;
 }
 
-template Matrix<float> layer_norm(const Matrix<float>&, std::span<const float>, std::span<const float>, double);
-template Matrix<double> layer_norm(const Matrix<double>&, std::span<const double>, std::span<const double>, double);
+template Matrix<float> layer_norm(const Matrix<float>&, std::span<const float>,
+                                  std::span<const float>, double);
+template Matrix<double> layer_norm(const Matrix<double>&, std::span<const double>,
+                                   std::span<const double>, double);
 
 }  // namespace shardcheck::reference

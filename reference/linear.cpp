@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T + b. W comes a block of rows at a time, so that only one block of it exists in T.
 #include <algorithm>
+#include <utility>
 
 #include "reference/blocks.hpp"
 #include "reference/eigen_map.hpp"
@@ -27,13 +28,15 @@ Matrix<T> linear(const Matrix<T>& x, std::int64_t out_features, const WeightRows
   for (std::int64_t begin = 0; begin < out_features; begin += block) {
     const std::int64_t count = std::min(block, out_features - begin);
     weight(begin, begin + count, {w.data(), static_cast<std::size_t>(count * w.cols())});
-    eigen(y).middleCols(begin, count).noalias() = eigen(x) * eigen(std::as_const(w)).topRows(count).transpose();
+    eigen(y).middleCols(begin, count).noalias() = eigen(x) *
+                                                  eigen(std::as_const(w)).topRows(count).transpose();
   }
   if (!bias.empty()) eigen(y).array().rowwise() += eigen_row(bias);
   return y;
 }
 
-template Matrix<float> linear(const Matrix<float>&, std::int64_t, const WeightRows<float>&, std::span<const float>);
+template Matrix<float> linear(const Matrix<float>&, std::int64_t, const WeightRows<float>&,
+                              std::span<const float>);
 template Matrix<double> linear(const Matrix<double>&, std::int64_t, const WeightRows<double>&,
                                std::span<const double>);
 

@@ -61,8 +61,8 @@ std::vector<std::string> llama_tap_names(const Config& config) {
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     const BlockPaths paths = block_paths(config, layer);
     names.push_back(paths.layer + ".input_layernorm");
-    for (const char* name : {".q_proj", ".k_proj", ".v_proj", ".q_rot", ".k_rot", ".k_cache", ".v_cache", ".attn",
-                             ".o_proj", "", ".resid"}) {
+    for (const char* name : {".q_proj", ".k_proj", ".v_proj", ".q_rot", ".k_rot", ".k_cache",
+                             ".v_cache", ".attn", ".o_proj", "", ".resid"}) {
       names.push_back(paths.attention + name);
     }
     names.push_back(paths.layer + ".post_attention_layernorm");

@@ -47,7 +47,8 @@ std::vector<double> rope_frequencies(const RopeConfig& rope, std::int64_t head_d
 }
 
 template <typename T>
-Matrix<T> rope(const Matrix<T>& x, std::span<const std::int64_t> positions, std::span<const double> frequencies) {
+Matrix<T> rope(const Matrix<T>& x, std::span<const std::int64_t> positions,
+               std::span<const double> frequencies) {
   const auto half = static_cast<std::int64_t>(frequencies.size());
   const std::int64_t heads = x.cols() / (2 * half);
   Matrix<T> y(x.rows(), x.cols());
@@ -69,7 +70,9 @@ Matrix<T> rope(const Matrix<T>& x, std::span<const std::int64_t> positions, std:
   return y;
 }
 
-template Matrix<float> rope(const Matrix<float>&, std::span<const std::int64_t>, std::span<const double>);
-template Matrix<double> rope(const Matrix<double>&, std::span<const std::int64_t>, std::span<const double>);
+template Matrix<float> rope(const Matrix<float>&, std::span<const std::int64_t>,
+                            std::span<const double>);
+template Matrix<double> rope(const Matrix<double>&, std::span<const std::int64_t>,
+                             std::span<const double>);
 
 }  // namespace shardcheck::reference

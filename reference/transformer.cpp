@@ -16,13 +16,15 @@ void check_tokens(const Config& config, std::span<const std::int64_t> ids, std::
   for (std::size_t m = 0; m < ids.size(); ++m) {
     const std::int64_t position = length + static_cast<std::int64_t>(m);
     if (ids[m] < 0 || ids[m] >= config.vocab_size) {
-      throw InputError(fmt::format("{}: token id {} at position {} is outside the vocabulary; use ids from 0 to {}",
-                                   config.name, ids[m], position, config.vocab_size - 1));
+      throw InputError(fmt::format(
+          "{}: token id {} at position {} is outside the vocabulary; use ids from 0 to {}",
+          config.name, ids[m], position, config.vocab_size - 1));
     }
     if (config.family == Family::gpt2 && position >= config.max_positions) {
-      throw InputError(fmt::format("{}: token id {} stands at position {}, but the learned positions end at {}; use at "
-                                   "most {} tokens",
-                                   config.name, ids[m], position, config.max_positions - 1, config.max_positions));
+      throw InputError(fmt::format(
+          "{}: token id {} stands at position {}, but the learned positions end at {}; use at "
+          "most {} tokens",
+          config.name, ids[m], position, config.max_positions - 1, config.max_positions));
     }
   }
 }

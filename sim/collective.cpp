@@ -18,13 +18,16 @@ double traffic_factor(CollectiveKind kind, int ranks, bool switch_reduces) {
   if (ranks <= 1) return 0.0;
   const double p = ranks;
   switch (kind) {
-    case CollectiveKind::all_reduce: return switch_reduces ? 1.0 : 2.0 * (p - 1.0) / p;
+    case CollectiveKind::all_reduce:
+      return switch_reduces ? 1.0 : 2.0 * (p - 1.0) / p;
     case CollectiveKind::all_gather:
     case CollectiveKind::reduce_scatter:
-    case CollectiveKind::all_to_all: return (p - 1.0) / p;
+    case CollectiveKind::all_to_all:
+      return (p - 1.0) / p;
     case CollectiveKind::broadcast:
     case CollectiveKind::send:
-    case CollectiveKind::recv: return 1.0;
+    case CollectiveKind::recv:
+      return 1.0;
   }
   return 0.0;
 }
@@ -53,23 +56,25 @@ std::vector<CollectiveCost> CollectiveModel::costs(const CollectiveCall& call, c
   for (const CollectiveCost& cost : result) {
     for (const Term& term : cost.terms) {
       if (!(term.time >= Seconds(0.0))) {
-        throw std::logic_error(fmt::format("{} {} on {}: the term {} is {} s", cost.algorithm, name(call.kind),
-                                           link.name, term.name, term.time.value));
+        throw std::logic_error(fmt::format("{} {} on {}: the term {} is {} s", cost.algorithm,
+                                           name(call.kind), link.name, term.name, term.time.value));
       }
     }
     if (!(cost.total() >= bound * (1.0 - rounding))) {
-      throw std::logic_error(fmt::format(
-          "{} {} of {} bytes among {} GPUs on {}: predicted {} s, below the bandwidth bound of {} s", cost.algorithm,
-          name(call.kind), call.payload.value, call.ranks, link.name, cost.total().value, bound.value));
+      throw std::logic_error(
+          fmt::format("{} {} of {} bytes among {} GPUs on {}: predicted {} s, below the bandwidth "
+                      "bound of {} s",
+                      cost.algorithm, name(call.kind), call.payload.value, call.ranks, link.name,
+                      cost.total().value, bound.value));
     }
   }
   return result;
 }
 
 const CollectiveCost& cheapest(std::span<const CollectiveCost> costs) {
-  return *std::min_element(costs.begin(), costs.end(), [](const CollectiveCost& a, const CollectiveCost& b) {
-    return a.total() < b.total();
-  });
+  return *std::min_element(
+      costs.begin(), costs.end(),
+      [](const CollectiveCost& a, const CollectiveCost& b) { return a.total() < b.total(); });
 }
 
 }  // namespace shardcheck::sim

@@ -36,7 +36,8 @@ Seconds communication_time(const RankLoad& rank, const Predictions& predictions)
   return sum;
 }
 
-std::vector<ComputeTerm> compute_terms(const RunLoad& run, const RankLoad& rank, const std::vector<RooflineTime>& ops) {
+std::vector<ComputeTerm> compute_terms(const RunLoad& run, const RankLoad& rank,
+                                       const std::vector<RooflineTime>& ops) {
   std::vector<ComputeTerm> terms;
   for (const Uses& use : rank.ops) {
     const std::string& what = run.ops[use.index].what;
@@ -52,12 +53,13 @@ std::vector<ComputeTerm> compute_terms(const RunLoad& run, const RankLoad& rank,
 
 std::vector<AlgorithmTime> empty_times(const CollectiveModel& model, CollectiveKind kind) {
   std::vector<AlgorithmTime> times;
-  for (const std::string_view algorithm : model.algorithms(kind)) times.push_back({algorithm, Seconds(0.0)});
+  for (const std::string_view algorithm : model.algorithms(kind))
+    times.push_back({algorithm, Seconds(0.0)});
   return times;
 }
 
-void add_call(KindCost& kind, const CollectiveCall& call, double count, const std::vector<CollectiveCost>& costs,
-              const Link& link) {
+void add_call(KindCost& kind, const CollectiveCall& call, double count,
+              const std::vector<CollectiveCost>& costs, const Link& link) {
   kind.payload += count * call.payload;
   kind.traffic += count * least_traffic(call, link);
   kind.bound += count * bandwidth_bound(call, link);
@@ -66,19 +68,23 @@ void add_call(KindCost& kind, const CollectiveCall& call, double count, const st
   kind.time += count * best.total();
   if (kind.cheapest.empty()) {
     kind.cheapest = best.algorithm;
-  } else if (("+" + kind.cheapest + "+").find(fmt::format("+{}+", best.algorithm)) == std::string::npos) {
+  } else if (("+" + kind.cheapest + "+").find(fmt::format("+{}+", best.algorithm)) ==
+             std::string::npos) {
     kind.cheapest += fmt::format("+{}", best.algorithm);
   }
   for (const Term& term : best.terms) {
     entry(
         kind.terms,
-        [&](const CommunicationTerm& t) { return t.algorithm == best.algorithm && t.term == term.name; },
+        [&](const CommunicationTerm& t) {
+          return t.algorithm == best.algorithm && t.term == term.name;
+        },
         CommunicationTerm{best.algorithm, term.name, Seconds(0.0)})
         .time += count * term.time;
   }
   for (AlgorithmTime& time : kind.algorithms) {
-    const auto found = std::find_if(costs.begin(), costs.end(),
-                                    [&](const CollectiveCost& c) { return c.algorithm == time.algorithm; });
+    const auto found = std::find_if(costs.begin(), costs.end(), [&](const CollectiveCost& c) {
+      return c.algorithm == time.algorithm;
+    });
     if (found == costs.end()) {
       time.time.reset();
     } else if (time.time) {
@@ -87,8 +93,9 @@ void add_call(KindCost& kind, const CollectiveCall& call, double count, const st
   }
 }
 
-std::vector<KindCost> kind_costs(const RunLoad& run, const RankLoad& rank, const Predictions& predictions,
-                                 const Link& link, const CollectiveModel& model) {
+std::vector<KindCost> kind_costs(const RunLoad& run, const RankLoad& rank,
+                                 const Predictions& predictions, const Link& link,
+                                 const CollectiveModel& model) {
   std::vector<KindCost> kinds;
   for (const Uses& use : rank.collectives) {
     const CollectiveLoad& load = run.collectives[use.index];
@@ -106,7 +113,8 @@ std::vector<KindCost> kind_costs(const RunLoad& run, const RankLoad& rank, const
   return kinds;
 }
 
-std::vector<AlgorithmTime> times_by_all_reduce(const std::vector<KindCost>& kinds, const CollectiveModel& model) {
+std::vector<AlgorithmTime> times_by_all_reduce(const std::vector<KindCost>& kinds,
+                                               const CollectiveModel& model) {
   Seconds others;
   for (const KindCost& kind : kinds) {
     if (kind.kind != CollectiveKind::all_reduce) others += kind.time;
@@ -129,8 +137,8 @@ std::vector<AlgorithmTime> times_by_all_reduce(const std::vector<KindCost>& kind
 std::string problem_of(const RunLoad& run, const Link& link) {
   for (const CollectiveLoad& load : run.collectives) {
     if (!link.connects(load.call.ranks)) {
-      return fmt::format("connects at most {} GPUs, the group {} has {}", link.group_limit->value, load.group,
-                         load.call.ranks);
+      return fmt::format("connects at most {} GPUs, the group {} has {}", link.group_limit->value,
+                         load.group, load.call.ranks);
     }
   }
   return {};
@@ -178,12 +186,14 @@ CostRow cost(const RunLoad& run, const Link& link, const Gpu& gpu, const Collect
   for (const OpLoad& op : run.ops) ops.push_back(roofline(op.flops, op.moved, op.dtype, gpu));
   Predictions predictions(run.collectives.size());
   if (row.problem.empty()) {
-    for (std::size_t i = 0; i < predictions.size(); ++i) predictions[i] = model.costs(run.collectives[i].call, link);
+    for (std::size_t i = 0; i < predictions.size(); ++i)
+      predictions[i] = model.costs(run.collectives[i].call, link);
   }
 
   Seconds longest;
   for (std::size_t rank = 0; rank < run.ranks.size(); ++rank) {
-    const Seconds time = compute_time(run.ranks[rank], ops) + communication_time(run.ranks[rank], predictions);
+    const Seconds time = compute_time(run.ranks[rank], ops) +
+                         communication_time(run.ranks[rank], predictions);
     if (rank > 0 && time <= longest) continue;
     longest = time;
     row.rank = static_cast<int>(rank);
@@ -193,7 +203,8 @@ CostRow cost(const RunLoad& run, const Link& link, const Gpu& gpu, const Collect
   row.compute = compute_time(slowest, ops);
   row.compute_terms = compute_terms(run, slowest, ops);
   for (const Uses& use : slowest.collectives) {
-    row.traffic += static_cast<double>(use.count) * least_traffic(run.collectives[use.index].call, link);
+    row.traffic += static_cast<double>(use.count) *
+                   least_traffic(run.collectives[use.index].call, link);
   }
   if (!row.problem.empty()) return row;
   row.communication = communication_time(slowest, predictions);

@@ -44,13 +44,13 @@ struct KindCost {
   std::string group;
   int ranks = 1;
   std::int64_t calls = 0;
-  Bytes payload;   // sum over calls
-  Bytes traffic;   // sum of payload x f
-  Seconds bound;   // traffic over the stated bandwidth
-  Seconds time;    // each call by its fastest algorithm
-  std::string cheapest;                     // its name; "a+b" where calls of different size differ
-  std::vector<CommunicationTerm> terms;     // add up to time
-  std::vector<AlgorithmTime> algorithms;    // all calls by one algorithm
+  Bytes payload;                          // sum over calls
+  Bytes traffic;                          // sum of payload x f
+  Seconds bound;                          // traffic over the stated bandwidth
+  Seconds time;                           // each call by its fastest algorithm
+  std::string cheapest;                   // its name; "a+b" where calls of different size differ
+  std::vector<CommunicationTerm> terms;   // add up to time
+  std::vector<AlgorithmTime> algorithms;  // all calls by one algorithm
 };
 
 struct CostRow {
@@ -70,9 +70,9 @@ struct CostRow {
   Bytes traffic;  // bytes that this rank must at least send in one direction: sum of payload x f
   MemoryUse memory;
 
-  std::optional<Seconds> total() const;  // prefill: TTFT
+  std::optional<Seconds> total() const;     // prefill: TTFT
   std::optional<Seconds> per_step() const;  // decode: TPOT
-  std::optional<double> share() const;   // communication / total; 0 where nothing takes time
+  std::optional<double> share() const;      // communication / total; 0 where nothing takes time
   std::string cheapest_all_reduce() const;  // empty if there is none
 };
 
@@ -81,7 +81,8 @@ CostRow cost(const RunLoad& run, const Link& link, const Gpu& gpu, const Collect
              const Fact<double>& reserve = default_memory_reserve());
 
 /// Rows of all runs on all links, run by run.
-std::vector<CostRow> costs(std::span<const RunLoad> runs, std::span<const Link> links, const Gpu& gpu,
-                           const CollectiveModel& model, const Fact<double>& reserve = default_memory_reserve());
+std::vector<CostRow> costs(std::span<const RunLoad> runs, std::span<const Link> links,
+                           const Gpu& gpu, const CollectiveModel& model,
+                           const Fact<double>& reserve = default_memory_reserve());
 
 }  // namespace shardcheck::sim

@@ -27,13 +27,13 @@ class FactFile {
   std::string text(std::string_view key);
   FactFile object(std::string_view key);
 
-  Fact<BytesPerSecond> bandwidth(std::string_view key);         // > 0, with direction
-  Fact<Seconds> latency(std::string_view key);                  // >= 0, with direction
+  Fact<BytesPerSecond> bandwidth(std::string_view key);  // > 0, with direction
+  Fact<Seconds> latency(std::string_view key);           // >= 0, with direction
   Fact<BytesPerSecond> memory_bandwidth(std::string_view key);  // > 0, no direction: reads and writes together
-  Fact<FlopsPerSecond> compute(std::string_view key);           // > 0
-  Fact<Bytes> size(std::string_view key);                       // > 0
-  Fact<double> fraction(std::string_view key);                  // in (0, 1]
-  Fact<int> count(std::string_view key, int at_least);          // a whole number
+  Fact<FlopsPerSecond> compute(std::string_view key);   // > 0
+  Fact<Bytes> size(std::string_view key);               // > 0
+  Fact<double> fraction(std::string_view key);          // in (0, 1]
+  Fact<int> count(std::string_view key, int at_least);  // a whole number
   Fact<bool> flag(std::string_view key);
   Fact<std::string> word(std::string_view key, std::span<const std::string_view> allowed);
 

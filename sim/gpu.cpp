@@ -22,13 +22,16 @@ Gpu read_gpu(const std::filesystem::path& path) {
   }
   if (peak.has("tf32")) gpu.tf32 = keep(peak.compute("tf32"));
   peak.finish();
-  if (gpu.peak.empty()) file.refuse("peak", "states no rate; add at least one of f64, f32, bf16, fp16");
+  if (gpu.peak.empty())
+    file.refuse("peak", "states no rate; add at least one of f64, f32, bf16, fp16");
   gpu.memory_bandwidth = keep(file.memory_bandwidth("memory_bandwidth"));
   gpu.memory_size = keep(file.size("memory_size"));
   file.finish();
   return gpu;
 }
 
-Gpu load_gpu(const std::string& file_or_name) { return read_gpu(find_shipped("gpus", file_or_name)); }
+Gpu load_gpu(const std::string& file_or_name) {
+  return read_gpu(find_shipped("gpus", file_or_name));
+}
 
 }  // namespace shardcheck::sim

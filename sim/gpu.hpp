@@ -15,11 +15,11 @@
 namespace shardcheck::sim {
 
 struct Gpu {
-  std::string name;   // the file's stem, as typed after --gpu: "h100"
-  std::string title;  // "NVIDIA H100 SXM5 80 GB"
+  std::string name;                            // the file's stem, as typed after --gpu: "h100"
+  std::string title;                           // "NVIDIA H100 SXM5 80 GB"
   std::map<DType, Fact<FlopsPerSecond>> peak;  // dense, best unit that multiplies this dtype as it is
-  std::optional<Fact<FlopsPerSecond>> tf32;    // f32 operands cut to 11 bits: not what this program computes in f32
-  Fact<BytesPerSecond> memory_bandwidth;       // reads and writes together
+  std::optional<Fact<FlopsPerSecond>> tf32;  // f32 operands cut to 11 bits: not what this program computes in f32
+  Fact<BytesPerSecond> memory_bandwidth;  // reads and writes together
   Fact<Bytes> memory_size;
   std::vector<Constant> constants;  // everything the file states
 };

@@ -13,15 +13,19 @@ namespace shardcheck::sim {
 
 namespace {
 
-constexpr std::array<std::string_view, 6> kTopologies{"switched", "fabric", "bus", "mesh", "partial_mesh", "pair"};
+constexpr std::array<std::string_view, 6> kTopologies{"switched", "fabric",       "bus",
+                                                      "mesh",     "partial_mesh", "pair"};
 
 }  // namespace
 
-std::string_view name(Topology topology) { return kTopologies.at(static_cast<std::size_t>(topology)); }
+std::string_view name(Topology topology) {
+  return kTopologies.at(static_cast<std::size_t>(topology));
+}
 
 BytesPerSecond Link::effective_bandwidth(int ranks) const {
   BytesPerSecond rate = bandwidth.value;
-  if (peer_bandwidth) rate = std::min(rate, peer_bandwidth->value * static_cast<double>(std::max(ranks - 1, 1)));
+  if (peer_bandwidth)
+    rate = std::min(rate, peer_bandwidth->value * static_cast<double>(std::max(ranks - 1, 1)));
   return rate * effective_fraction.value;
 }
 
@@ -38,12 +42,13 @@ Link read_link(const std::filesystem::path& path) {
   link.effective_fraction = keep(file.fraction("effective_fraction"));
   link.latency = keep(file.latency("latency"));
   const auto topology = keep(file.word("topology", kTopologies));
-  link.topology = static_cast<Topology>(std::find(kTopologies.begin(), kTopologies.end(), topology.value) -
-                                        kTopologies.begin());
+  link.topology = static_cast<Topology>(
+      std::find(kTopologies.begin(), kTopologies.end(), topology.value) - kTopologies.begin());
   if (file.has("peer_bandwidth")) {
     link.peer_bandwidth = keep(file.bandwidth("peer_bandwidth"));
     if (link.peer_bandwidth->value > link.bandwidth.value) {
-      file.refuse("peer_bandwidth", "is above \"bandwidth\", but one pair can't see more than all wires of a GPU");
+      file.refuse("peer_bandwidth",
+                  "is above \"bandwidth\", but one pair can't see more than all wires of a GPU");
     }
   } else if (link.topology == Topology::mesh) {
     file.refuse("peer_bandwidth", "is missing; a mesh needs the rate of one pair");
@@ -56,7 +61,8 @@ Link read_link(const std::filesystem::path& path) {
   if (link.switch_reduces) {
     if (link.topology != Topology::switched && link.topology != Topology::fabric) {
       file.refuse("switch_reduces",
-                  fmt::format("is true, but the topology \"{}\" has no switch; write false", name(link.topology)));
+                  fmt::format("is true, but the topology \"{}\" has no switch; write false",
+                              name(link.topology)));
     }
     link.in_switch_fraction = keep(file.fraction("in_switch_fraction"));
     link.in_switch_latency = keep(file.latency("in_switch_latency"));
@@ -65,7 +71,9 @@ Link read_link(const std::filesystem::path& path) {
   return link;
 }
 
-Link load_link(const std::string& file_or_name) { return read_link(find_shipped("links", file_or_name)); }
+Link load_link(const std::string& file_or_name) {
+  return read_link(find_shipped("links", file_or_name));
+}
 
 std::vector<Link> shipped_links() {
   std::vector<Link> links;

@@ -26,15 +26,15 @@ struct Link {
   std::string name;   // the file's stem, as typed after --link: "nvlink4-nvswitch3"
   std::string title;  // "NVLink 4 with NVSwitch 3 (HGX H100, H200)"
   Topology topology = Topology::switched;
-  Fact<BytesPerSecond> bandwidth;     // stated, per GPU and direction, all wires or NIC shares of the GPU together
-  Fact<double> effective_fraction;    // of it, what a large ring all-reduce reaches (its bus bandwidth)
-  Fact<Seconds> latency;              // one hop, one way
+  Fact<BytesPerSecond> bandwidth;  // stated, per GPU and direction, all wires or NIC shares of the GPU together
+  Fact<double> effective_fraction;  // of it, what a large ring all-reduce reaches (its bus bandwidth)
+  Fact<Seconds> latency;            // one hop, one way
   std::optional<Fact<BytesPerSecond>> peer_bandwidth;  // stated, one pair, per direction; bandwidth if absent
-  std::optional<Fact<int>> group_limit;                // most GPUs that one such link connects; no limit if absent
-  bool switch_reduces = false;                         // the switch adds (NVLink SHARP): all_reduce has f = 1
-  std::optional<Fact<double>> in_switch_fraction;      // of bandwidth, for the (1 + 1/P) S that such a switch moves
-  std::optional<Fact<Seconds>> in_switch_latency;      // a whole all-reduce of nothing
-  std::vector<Constant> constants;                     // everything the file states
+  std::optional<Fact<int>> group_limit;  // most GPUs that one such link connects; no limit if absent
+  bool switch_reduces = false;           // the switch adds (NVLink SHARP): all_reduce has f = 1
+  std::optional<Fact<double>> in_switch_fraction;  // of bandwidth, for the (1 + 1/P) S that such a switch moves
+  std::optional<Fact<Seconds>> in_switch_latency;  // a whole all-reduce of nothing
+  std::vector<Constant> constants;                 // everything the file states
 
   /// Can a group of so many GPUs be connected by it?
   bool connects(int ranks) const { return !group_limit || ranks <= group_limit->value; }

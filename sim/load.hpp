@@ -54,6 +54,7 @@ struct RunLoad {
 /// Folds the records of one phase of all ranks' ledgers. The largest part of an all_gather is the largest own_bytes of
 /// the ranks' records with the same site, step and group. Throws std::invalid_argument if there is not one ledger and
 /// one memory need per rank of the mesh, or a collective's kind is unknown.
-RunLoad fold(const Mesh& mesh, Phase phase, std::span<const Ledger> ledgers, std::vector<MemoryNeed> memory);
+RunLoad fold(const Mesh& mesh, Phase phase, std::span<const Ledger> ledgers,
+             std::vector<MemoryNeed> memory);
 
 }  // namespace shardcheck::sim

@@ -20,7 +20,7 @@ struct MemoryNeed {
 Fact<double> default_memory_reserve();
 
 struct MemoryUse {
-  int rank = 0;  // that needs most
+  int rank = 0;             // that needs most
   Bytes weights, kv_cache;  // of this rank
   Bytes reserve, capacity;
   Bytes free() const { return capacity - reserve - weights - kv_cache; }  // negative: lacking

@@ -7,7 +7,9 @@
 
 namespace shardcheck::sim {
 
-std::string_view name(LimitedBy limit) { return limit == LimitedBy::compute ? "compute" : "memory"; }
+std::string_view name(LimitedBy limit) {
+  return limit == LimitedBy::compute ? "compute" : "memory";
+}
 
 RooflineTime roofline(Flops flops, Bytes moved, DType dtype, const Gpu& gpu) {
   RooflineTime time;
@@ -15,8 +17,9 @@ RooflineTime roofline(Flops flops, Bytes moved, DType dtype, const Gpu& gpu) {
   if (flops > Flops(0.0)) {
     const auto peak = gpu.peak.find(dtype);
     if (peak == gpu.peak.end()) {
-      throw InputError(fmt::format("gpu {}: no peak rate for {}; add \"peak\".\"{}\" to its file or take another dtype",
-                                   gpu.name, name(dtype), name(dtype)));
+      throw InputError(fmt::format(
+          "gpu {}: no peak rate for {}; add \"peak\".\"{}\" to its file or take another dtype",
+          gpu.name, name(dtype), name(dtype)));
     }
     time.compute = flops / peak->second.value;
   }

@@ -15,7 +15,7 @@ inline constexpr bool is_quantity = (B == 1 && S == 0 && F == 0) || (B == 0 && S
                                     (B == 0 && S == -1 && F == 1);
 
 template <int B, int S, int F>
-  requires is_quantity<B, S, F>
+requires is_quantity<B, S, F>
 struct Quantity {
   double value = 0.0;  // in bytes, seconds, flops, bytes/s, flops/s
 
@@ -26,8 +26,12 @@ struct Quantity {
     value += other.value;
     return *this;
   }
-  friend constexpr Quantity operator+(Quantity a, Quantity b) { return Quantity(a.value + b.value); }
-  friend constexpr Quantity operator-(Quantity a, Quantity b) { return Quantity(a.value - b.value); }
+  friend constexpr Quantity operator+(Quantity a, Quantity b) {
+    return Quantity(a.value + b.value);
+  }
+  friend constexpr Quantity operator-(Quantity a, Quantity b) {
+    return Quantity(a.value - b.value);
+  }
   friend constexpr Quantity operator*(double k, Quantity a) { return Quantity(k * a.value); }
   friend constexpr Quantity operator*(Quantity a, double k) { return Quantity(a.value * k); }
   friend constexpr Quantity operator/(Quantity a, double k) { return Quantity(a.value / k); }
@@ -42,13 +46,13 @@ using BytesPerSecond = Quantity<1, -1, 0>;
 using FlopsPerSecond = Quantity<0, -1, 1>;
 
 template <int B, int S, int F, int B2, int S2, int F2>
-  requires is_quantity<B - B2, S - S2, F - F2>
+requires is_quantity<B - B2, S - S2, F - F2>
 constexpr auto operator/(Quantity<B, S, F> a, Quantity<B2, S2, F2> b) {
   return Quantity<B - B2, S - S2, F - F2>(a.value / b.value);
 }
 
 template <int B, int S, int F, int B2, int S2, int F2>
-  requires is_quantity<B + B2, S + S2, F + F2>
+requires is_quantity<B + B2, S + S2, F + F2>
 constexpr auto operator*(Quantity<B, S, F> a, Quantity<B2, S2, F2> b) {
   return Quantity<B + B2, S + S2, F + F2>(a.value * b.value);
 }

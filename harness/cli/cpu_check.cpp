@@ -58,7 +58,7 @@ std::string cpu_problem(CpuFeatures needed, CpuFeatures present) {
       names += cpu::kNames[bit];
     }
   }
-  return "shardcheck was compiled for " SHARDCHECK_ARCH ", and this CPU lacks " + names +
+  return "this program was compiled for " SHARDCHECK_ARCH ", and this CPU lacks " + names +
          "; run it on a CPU that has them, or build it here with cmake -DSHARDCHECK_ARCH=native";
 }
 

@@ -61,7 +61,7 @@ void weigh_tile(const A* weights, std::int64_t weights_stride, Rows<A> v, std::i
     }
   }
   for (int r = 0; r < kR; ++r) {
-    for (int c = 0; c < kC; ++c) store_lanes<A>(sums + r * sums_stride + c * kLanes<A>, sum[r * kC + c]);
+    for (int c = 0; c < kC; ++c) store_lanes(sums + r * sums_stride + c * kLanes<A>, sum[r * kC + c]);
   }
 }
 
@@ -170,7 +170,7 @@ class Attention {
     if (highest == kMinusInfinity<A>) {
       for (std::int64_t j = 0; j < n; ++j) s[j] = exp_diff(s[j], highest);
     } else {
-      for (std::int64_t j = 0; j < n; ++j) s[j] = exponential(s[j] - highest);
+      map_lanes(s, n, s, [highest](const Vector<A>& x) { return exponential(x - highest); });
     }
     running_max = highest;
     running_sum = running_sum * factor + sum_over(s, n, [](const Vector<A>& x) { return x; });

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "kernels/cpu/lanes.hpp"
 #include "model/float_bits.hpp"
 
 namespace shardcheck::cpu {
@@ -36,10 +37,39 @@ void scatter(const In* in, std::int64_t n, std::byte* bytes, std::int64_t stride
   }
 }
 
+// fp16 goes in lanes, whatever the stride: the compiler doesn't vectorise the conversion, and one instruction does it.
+
+void gather_f16(const std::byte* bytes, std::int64_t stride, std::int64_t n, float* out) {
+  const F16* in = reinterpret_cast<const F16*>(bytes);
+  for (std::int64_t i = 0; i < n; i += kLanes<float>) {
+    const std::int64_t count = std::min(kLanes<float>, n - i);
+    if (stride == 1 && count == kLanes<float>) {
+      store_lanes(out + i, load_lanes(in + i));
+      continue;
+    }
+    F16 some[kLanes<float>] = {};
+    for (std::int64_t j = 0; j < count; ++j) some[j] = in[(i + j) * stride];
+    const Vector<float> wide = load_lanes(some);
+    std::memcpy(out + i, &wide, static_cast<std::size_t>(count) * sizeof(float));
+  }
+}
+
+void scatter_f16(const float* in, std::int64_t n, std::byte* bytes, std::int64_t stride) {
+  F16* out = reinterpret_cast<F16*>(bytes);
+  for (std::int64_t i = 0; i < n; i += kLanes<float>) {
+    const std::int64_t count = std::min(kLanes<float>, n - i);
+    if (stride == 1 && count == kLanes<float>) {
+      store_lanes(out + i, load_lanes(in + i));
+      continue;
+    }
+    F16 some[kLanes<float>];
+    store_lanes(some, load_some<float>(in + i, count));
+    for (std::int64_t j = 0; j < count; ++j) out[(i + j) * stride] = some[j];
+  }
+}
+
 std::uint16_t to_bf16(float value) { return f32_to_bf16(value); }
 std::uint16_t to_bf16(double value) { return f64_to_bf16(value); }
-std::uint16_t to_f16(float value) { return f32_to_f16(value); }
-std::uint16_t to_f16(double value) { return f64_to_f16(value); }
 
 }  // namespace
 
@@ -53,6 +83,7 @@ void load(const Tensor& tensor, std::int64_t row, std::int64_t col, std::int64_t
     case DType::bf16:
       return gather<std::uint16_t>(in, stride, n, out, [](std::uint16_t v) { return A{bf16_to_f32(v)}; });
     case DType::f16:
+      if constexpr (std::is_same_v<A, float>) return gather_f16(in, stride, n, out);
       return gather<std::uint16_t>(in, stride, n, out, [](std::uint16_t v) { return A{f16_to_f32(v)}; });
     default: not_floating(tensor.dtype);
   }
@@ -66,7 +97,9 @@ void store(const A* values, const Tensor& tensor, std::int64_t row, std::int64_t
     case DType::f64: return scatter<A, double>(values, n, out, stride, [](A v) { return double{v}; });
     case DType::f32: return scatter<A, float>(values, n, out, stride, [](A v) { return static_cast<float>(v); });
     case DType::bf16: return scatter<A, std::uint16_t>(values, n, out, stride, [](A v) { return to_bf16(v); });
-    case DType::f16: return scatter<A, std::uint16_t>(values, n, out, stride, [](A v) { return to_f16(v); });
+    case DType::f16:
+      if constexpr (std::is_same_v<A, float>) return scatter_f16(values, n, out, stride);
+      return scatter<A, std::uint16_t>(values, n, out, stride, [](A v) { return f64_to_f16(v); });
     default: not_floating(tensor.dtype);
   }
 }

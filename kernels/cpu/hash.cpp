@@ -11,8 +11,13 @@ namespace {
 
 constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio: odd, bits well spread
 
-/// A bijection of the state for a fixed word and of the word for a fixed state, so a changed bit never gets lost.
-std::uint64_t mix(std::uint64_t state, std::uint64_t word) { return std::rotl((state ^ word) * kOdd, 29); }
+constexpr std::uint64_t kOther = 0xd1342543de82ef95u;
+
+/// A bijection of the state for a fixed word and of the word for a fixed state, so a changed bit never gets lost. The
+/// second product spreads what the first left in the upper bits: a later word with one bit changed can't undo it.
+std::uint64_t mix(std::uint64_t state, std::uint64_t word) {
+  return std::rotl((state ^ word) * kOdd, 32) * kOther;
+}
 
 /// Spreads every bit over all others; a bijection too.
 std::uint64_t finish(std::uint64_t h) {

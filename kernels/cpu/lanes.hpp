@@ -6,8 +6,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
-#if defined(__FMA__) || defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -55,17 +56,17 @@ inline Vector<double> load_lanes(const double* in) {
   return v;
 }
 inline Vector<float> load_lanes(const Bf16* in) {
-  using U16 = std::uint16_t __attribute__((vector_size(16)));
-  using U32 = std::uint32_t __attribute__((vector_size(32)));
-  U16 bits;
-  std::memcpy(&bits, in, sizeof(bits));
-  const U32 wide = __builtin_convertvector(bits, U32) << 16;
+#if defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+#else
   Vector<float> v;
-  std::memcpy(&v, &wide, sizeof(v));
+  for (int i = 0; i < 8; ++i) v[i] = bf16_to_f32(in[i].bits);
   return v;
+#endif
 }
 inline Vector<float> load_lanes(const F16* in) {
-#if defined(__F16C__)
+#if defined(__AVX2__) && defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
 #else
   Vector<float> v;
@@ -82,21 +83,57 @@ Vector<A> load_some(const W* in, std::int64_t count) {
   return load_lanes(padded);
 }
 
-template <typename T>
-void store_lanes(T* out, const Vector<T>& v) {
-  std::memcpy(out, &v, sizeof(v));
+inline void store_lanes(float* out, const Vector<float>& v) { std::memcpy(out, &v, sizeof(v)); }
+inline void store_lanes(double* out, const Vector<double>& v) { std::memcpy(out, &v, sizeof(v)); }
+
+/// Rounded once to fp16 (RNE), subnormals kept.
+inline void store_lanes(F16* out, const Vector<float>& v) {
+#if defined(__AVX2__) && defined(__F16C__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < 8; ++i) out[i].bits = f32_to_f16(v[i]);
+#endif
+}
+
+/// The value of f32_to_bf16 in lanes, still as f32: the lower 16 bits are zero.
+inline Vector<float> round_to_bf16(const Vector<float>& v) {
+  using U32 = std::uint32_t __attribute__((vector_size(32)));
+  const U32 u = reinterpret_cast<U32>(v);
+  const U32 rounded = u + 0x7fffu + ((u >> 16) & 1u);
+  const U32 chosen = v != v ? u | 0x400000u : rounded;
+  return reinterpret_cast<Vector<float>>(chosen & 0xffff0000u);
+}
+
+/// Rounded once to bf16 (RNE), a NaN made quiet.
+inline void store_lanes(Bf16* out, const Vector<float>& v) {
+  using U32 = std::uint32_t __attribute__((vector_size(32)));
+  using U16 = std::uint16_t __attribute__((vector_size(16)));
+  const U16 bits = __builtin_convertvector(reinterpret_cast<U32>(round_to_bf16(v)) >> 16, U16);
+  std::memcpy(out, &bits, sizeof(bits));
+}
+
+/// v as it comes back from storage: one rounding, then exact widening.
+template <typename W>
+Vector<float> through_storage(const Vector<float>& v) {
+  if constexpr (std::is_same_v<W, Bf16>) {
+    return round_to_bf16(v);
+  } else {
+    W stored[kLanes<float>];
+    store_lanes(stored, v);
+    return load_lanes(stored);
+  }
 }
 
 /// a * b + c, rounded once where the CPU can.
 inline Vector<float> multiply_add(const Vector<float>& a, const Vector<float>& b, const Vector<float>& c) {
-#if defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
 #else
   return a * b + c;
 #endif
 }
 inline Vector<double> multiply_add(const Vector<double>& a, const Vector<double>& b, const Vector<double>& c) {
-#if defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__)
   return _mm256_fmadd_pd(a, b, c);
 #else
   return a * b + c;
@@ -127,6 +164,17 @@ T sum_lanes(const Vector<T>& v) {
 template <typename T>
 Vector<T> broadcast(T value) {
   return value - Vector<T>{};
+}
+
+/// out[i] = f(in[i]) for i < n, f mapping vectors; in may be out.
+template <typename T, typename Function>
+void map_lanes(const T* in, std::int64_t n, T* out, Function f) {
+  std::int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) store_lanes(out + i, f(load_lanes(in + i)));
+  if (i < n) {
+    const Vector<T> last = f(load_some<T>(in + i, n - i));
+    std::memcpy(out + i, &last, static_cast<std::size_t>(n - i) * sizeof(T));
+  }
 }
 
 /// Sum of term(x_i) over x[0, n) in four strands of lanes; term maps a vector of elements, and 0 to 0.

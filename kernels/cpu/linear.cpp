@@ -12,7 +12,7 @@ namespace {
 // Rows of the weight per step: widened from 16 bits (192 KiB of f32) they stay in L2 while x passes by.
 constexpr std::int64_t kWeightRows = 48;
 // Rows of x per step: they too stay in L2 while the weight passes by (and is widened once more for each step).
-constexpr std::int64_t kInputRows = 96;
+constexpr std::int64_t kInputRows = 64;
 // Up to here each weight is used in one tile only, and widening it in registers is cheaper than in memory.
 constexpr std::int64_t kDirectRows = 4;
 

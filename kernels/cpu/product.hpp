@@ -48,6 +48,17 @@ void product_tile(Rows<T> a, Rows<W> b, int valid, std::int64_t depth, T* out, s
     }
   };
   std::int64_t k = 0;
+  if constexpr (kM == 1) {
+    // One row of a uses each element of b once, so memory sets the pace; rows are short, and the hardware's prefetcher
+    // would start anew at each. The address may lie behind the last row: a prefetch of it does nothing.
+    for (; k + 2 * kLanes<T> <= depth; k += 2 * kLanes<T>) {
+#pragma GCC unroll 8
+      for (int n = 0; n < kN; ++n) __builtin_prefetch(b_row[n] + kN * b.stride + k);
+      accumulate([k](const T* row) { return load_lanes(row + k); }, [k](const W* row) { return load_lanes(row + k); });
+      accumulate([k](const T* row) { return load_lanes(row + k + kLanes<T>); },
+                 [k](const W* row) { return load_lanes(row + k + kLanes<T>); });
+    }
+  }
   for (; k + kLanes<T> <= depth; k += kLanes<T>) {
     accumulate([k](const T* row) { return load_lanes(row + k); }, [k](const W* row) { return load_lanes(row + k); });
   }
@@ -61,8 +72,15 @@ void product_tile(Rows<T> a, Rows<W> b, int valid, std::int64_t depth, T* out, s
     const Four<T> four = sum_lanes<T>(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
     std::memcpy(total + i, &four, sizeof(four));
   }
-  for (int m = 0; m < kM; ++m) {
-    for (int n = 0; n < valid; ++n) out[m * out_stride + n] += total[m * kN + n];
+  const auto add_to_out = [&](int columns) {
+    for (int m = 0; m < kM; ++m) {
+      for (int n = 0; n < columns; ++n) out[m * out_stride + n] += total[m * kN + n];
+    }
+  };
+  if (valid == kN) {
+    add_to_out(kN);  // a constant: unrolled
+  } else {
+    add_to_out(valid);
   }
 }
 
@@ -92,7 +110,7 @@ void product_block(Rows<T> a, std::int64_t m_rows, Rows<W> b, std::int64_t n_row
   switch (m_rows - fours) {
     case 3: product_strip<3, 4>(rest, b, n_rows, depth, rest_out, out_stride); break;
     case 2: product_strip<2, 6>(rest, b, n_rows, depth, rest_out, out_stride); break;
-    case 1: product_strip<1, 8>(rest, b, n_rows, depth, rest_out, out_stride); break;
+    case 1: product_strip<1, 4>(rest, b, n_rows, depth, rest_out, out_stride); break;
     default: break;
   }
 }

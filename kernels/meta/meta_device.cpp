@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+#include "model/error.hpp"
+
 namespace shardcheck {
 namespace {
 
@@ -27,9 +29,15 @@ class MetaDevice final : public Device {
     return {.device = this, .storage = nullptr, .dtype = dtype, .rows = rows, .cols = cols, .row_stride = cols};
   }
   Tensor adopt(Stream&, const HostTensor& host) override {
+    if (host.shape().size() != 1 && host.shape().size() != 2) {
+      throw ShapeError(fmt::format("adopt: a device tensor is a vector or a matrix; got shape {}",
+                                   to_string(host.shape())));
+    }
     return allocate(host.dtype(), host.rows(), host.cols());
   }
-  void upload(Stream&, const HostTensor&, const Tensor&) override {}
+  void upload(Stream& stream, const HostTensor& host, const Tensor& out) override {
+    copy(stream, adopt(stream, host), out);
+  }
   HostTensor to_host(Stream&, const Tensor& tensor) override {
     throw std::logic_error(fmt::format("meta: a tensor [{}, {}] has a shape but no values to read; ask has_values()",
                                        tensor.rows, tensor.cols));

@@ -70,7 +70,7 @@ class SingleCommunicator final : public MemberCommunicator {
   using MemberCommunicator::MemberCommunicator;
 
  private:
-  void exchange(Stream& stream, Post post) override { Movement(device(), stream, {&post, 1}).share(0); }
+  void exchange(Stream& stream, Post post) override { Movement(device(), stream, {&post, 1}).share(0, 0); }
 };
 
 }  // namespace

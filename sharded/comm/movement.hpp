@@ -18,10 +18,11 @@ class Movement {
   /// Precondition: the posts agree, and stay as they are. `device` must reach the memory of all of them.
   Movement(Device& device, Stream& stream, std::span<const Post> posts);
   /// Enqueues one member's share on the stream.
-  void share(int member);
+  void share(int member, int round);
+  int rounds() const;
 
  private:
-  void all_reduce(int member);
+  void all_reduce(int member, int round);
   void reduce_scatter(int member);
   void all_gather(int member);
   void all_to_all(int member);

@@ -72,10 +72,13 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
 
   try {
     Movement movement(device, stream, meeting.posts);
-    for (int i = 0; i < size; ++i) {
-      if (all_shares || i == member) movement.share(i);
+    for (int round = 0; round < movement.rounds(); ++round) {
+      if (round > 0 && !all_shares) next_round(meeting, member);
+      for (int i = 0; i < size; ++i) {
+        if (all_shares || i == member) movement.share(i, round);
+      }
+      stream.synchronize();
     }
-    stream.synchronize();
   } catch (...) {
     lock.lock();
     --meeting.working;
@@ -95,6 +98,18 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
   }
   close(meeting);
   signal_others(meeting, member, Signal::done);
+  lock.unlock();
+  wake_others(meeting, member);
+}
+
+void Rendezvous::next_round(Meeting& meeting, int member) {
+  Lock lock(mutex_);
+  if (--meeting.working > 0) {
+    wait(lock, meeting, member);
+    return;
+  }
+  meeting.working = static_cast<int>(meeting.members.size());
+  signal_others(meeting, member, Signal::work);
   lock.unlock();
   wake_others(meeting, member);
 }

@@ -67,6 +67,7 @@ class Rendezvous {
   using Lock = std::unique_lock<std::mutex>;
 
   Rank& rank_of(const Meeting& meeting, int member);
+  void next_round(Meeting& meeting, int member);
   Signal wait(Lock& lock, Meeting& meeting, int member);
   void signal_others(Meeting& meeting, int member, Signal signal);
   void wake_others(const Meeting& meeting, int member);

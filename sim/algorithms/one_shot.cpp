@@ -26,7 +26,8 @@ std::vector<Term> terms(const CollectiveCall& call, const Link& link) {
 
 std::vector<Constant> constants() {
   return {{"one_shot.start", kStartUs, "us", std::nullopt, Provenance::measured,
-           "NCCL 2.30.7 (github.com/NVIDIA/nccl) src/sym_kernels.cc: base of the LL one-shot kernels before sm100"},
+           "NCCL 2.30.7 (github.com/NVIDIA/nccl) src/sym_kernels.cc: base of the LL one-shot "
+           "kernels before sm100"},
           peer_access_constant()};
 }
 

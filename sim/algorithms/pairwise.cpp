@@ -8,7 +8,8 @@ namespace {
 constexpr double kStartUs = 6.6;
 
 bool has(CollectiveKind kind) {
-  return kind == CollectiveKind::all_to_all || kind == CollectiveKind::send || kind == CollectiveKind::recv;
+  return kind == CollectiveKind::all_to_all || kind == CollectiveKind::send ||
+         kind == CollectiveKind::recv;
 }
 
 bool runs_on(const Link&) { return true; }

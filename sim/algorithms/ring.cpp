@@ -24,12 +24,14 @@ std::vector<Term> terms(const CollectiveCall& call, const Link& link) {
     moving = 2.0 * moving;
   }
   if (call.kind == CollectiveKind::broadcast) moving = call.payload / rate;
-  return {{"start", microseconds(kStartUs)}, {"hops", hops * link.latency.value}, {"bandwidth", moving}};
+  return {
+      {"start", microseconds(kStartUs)}, {"hops", hops * link.latency.value}, {"bandwidth", moving}};
 }
 
 std::vector<Constant> constants() {
   return {{"ring.start", kStartUs, "us", std::nullopt, Provenance::measured,
-           "NCCL 2.30.7 (github.com/NVIDIA/nccl) src/graph/tuning.cc: base latency of Ring with the LL protocol"}};
+           "NCCL 2.30.7 (github.com/NVIDIA/nccl) src/graph/tuning.cc: base latency of Ring with "
+           "the LL protocol"}};
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 
 namespace shardcheck::sim {
 
-std::vector<Algorithm> builtin_algorithms() { return {ring(), one_shot(), two_shot(), nvls(), pairwise()}; }
+std::vector<Algorithm> builtin_algorithms() {
+  return {ring(), one_shot(), two_shot(), nvls(), pairwise()};
+}
 
 std::vector<std::string_view> AlphaBetaModel::algorithms(CollectiveKind kind) const {
   std::vector<std::string_view> names;

@@ -23,7 +23,8 @@ std::vector<Term> terms(const CollectiveCall& call, const Link& link) {
 
 std::vector<Constant> constants() {
   return {{"two_shot.start", kStartUs, "us", std::nullopt, Provenance::measured,
-           "NCCL 2.30.7 (github.com/NVIDIA/nccl) src/sym_kernels.cc: base of the two-shot kernel before sm100"}};
+           "NCCL 2.30.7 (github.com/NVIDIA/nccl) src/sym_kernels.cc: base of the two-shot kernel "
+           "before sm100"}};
 }
 
 }  // namespace

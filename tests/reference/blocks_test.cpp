@@ -23,12 +23,14 @@ TYPED_TEST(Blocks, EmbeddingCopiesRows) {
   const std::vector<std::int64_t> ids{6, 0, 3, 3};
   const Matrix<T> y = embedding<T>(ids, 5, rows_of(table));
   for (std::int64_t m = 0; m < 4; ++m) {
-    for (std::int64_t i = 0; i < 5; ++i) EXPECT_EQ(y(m, i), table(ids[static_cast<std::size_t>(m)], i));
+    for (std::int64_t i = 0; i < 5; ++i)
+      EXPECT_EQ(y(m, i), table(ids[static_cast<std::size_t>(m)], i));
   }
 }
 
 template <typename T>
-std::vector<Expected<T>> naive_linear(const Matrix<T>& x, const Matrix<T>& w, const std::vector<T>& bias) {
+std::vector<Expected<T>> naive_linear(const Matrix<T>& x, const Matrix<T>& w,
+                                      const std::vector<T>& bias) {
   std::vector<Expected<T>> y;
   for (std::int64_t m = 0; m < x.rows(); ++m) {
     for (std::int64_t o = 0; o < w.rows(); ++o) {
@@ -65,13 +67,15 @@ TYPED_TEST(Blocks, LinearAsksForBlocksOfRowsNotForTheWholeWeight) {
   using T = TypeParam;
   const Matrix<T> x = varied<T>(2, 4096, 5);
   std::int64_t largest = 0, next = 0;
-  linear<T>(x, 3000, [&](std::int64_t begin, std::int64_t end, std::span<T> out) {
-    EXPECT_EQ(begin, next);
-    EXPECT_EQ(out.size(), static_cast<std::size_t>((end - begin) * 4096));
-    largest = std::max(largest, end - begin);
-    next = end;
-    std::fill(out.begin(), out.end(), T(1));
-  }, {});
+  linear<T>(x, 3000,
+            [&](std::int64_t begin, std::int64_t end, std::span<T> out) {
+              EXPECT_EQ(begin, next);
+              EXPECT_EQ(out.size(), static_cast<std::size_t>((end - begin) * 4096));
+              largest = std::max(largest, end - begin);
+              next = end;
+              std::fill(out.begin(), out.end(), T(1));
+            },
+            {});
   EXPECT_EQ(next, 3000);
   EXPECT_LT(largest, 1500);
 }
@@ -101,8 +105,8 @@ TYPED_TEST(Blocks, RmsNormEqualsItsFormula) {
 }
 
 template <typename T>
-std::vector<Expected<T>> naive_layer_norm(const Matrix<T>& x, const std::vector<T>& w, const std::vector<T>& b,
-                                          double eps) {
+std::vector<Expected<T>> naive_layer_norm(const Matrix<T>& x, const std::vector<T>& w,
+                                          const std::vector<T>& b, double eps) {
   const auto n = static_cast<double>(x.cols());
   std::vector<Expected<T>> y;
   for (std::int64_t m = 0; m < x.rows(); ++m) {
@@ -113,19 +117,21 @@ std::vector<Expected<T>> naive_layer_norm(const Matrix<T>& x, const std::vector<
     const Wide<T> sd = std::sqrt(squares / Wide<T>(n) + Wide<T>(eps));
     // The mean errs by gamma mean|x|, a centred value by D_i = gamma (mean|x| + |x_i|), the deviation by rms(D).
     const auto error_of_centred = [&](T v) {
-      return gamma<T>(x.cols() + 1) * (static_cast<double>(sizes) / n + std::abs(static_cast<double>(v)));
+      return gamma<T>(x.cols() + 1) *
+             (static_cast<double>(sizes) / n + std::abs(static_cast<double>(v)));
     };
     double error_squares = 0.0;
     for (const T v : x.row(m)) error_squares += error_of_centred(v) * error_of_centred(v);
-    const double relative_sd = std::sqrt(error_squares / n) / static_cast<double>(sd) + gamma<T>(x.cols() + 6);
+    const double relative_sd = std::sqrt(error_squares / n) / static_cast<double>(sd) +
+                               gamma<T>(x.cols() + 6);
     for (std::int64_t i = 0; i < x.cols(); ++i) {
       const Wide<T> scale = Wide<T>(w[static_cast<std::size_t>(i)]) / sd;
       const Wide<T> centred = Wide<T>(x(m, i)) - mean;
       const Wide<T> value = centred * scale + Wide<T>(b[static_cast<std::size_t>(i)]);
-      const double first_order =
-          std::abs(static_cast<double>(scale)) *
-              (error_of_centred(x(m, i)) + std::abs(static_cast<double>(centred)) * relative_sd) +
-          kUnitRoundoff<T> * std::abs(static_cast<double>(value));
+      const double first_order = std::abs(static_cast<double>(scale)) *
+                                     (error_of_centred(x(m, i)) +
+                                      std::abs(static_cast<double>(centred)) * relative_sd) +
+                                 kUnitRoundoff<T> * std::abs(static_cast<double>(value));
       y.push_back({value, 2.0 * first_order});  // products of errors are below the errors themselves
     }
   }
@@ -152,12 +158,14 @@ TYPED_TEST(Blocks, SiluAndGeluEqualTheirFormulas) {
     const Wide<T> w = v;
     const Wide<T> s = w / (1 + std::exp(-w));
     // exp within an ulp (2 u), the sum, the quotient; below the smallest normal number there is nothing to keep.
-    silu_twin.push_back({s, 4.0 * u * static_cast<double>(std::abs(s)) + std::numeric_limits<T>::min()});
+    silu_twin.push_back(
+        {s, 4.0 * u * static_cast<double>(std::abs(s)) + std::numeric_limits<T>::min()});
     const Wide<T> slope = std::sqrt(Wide<T>(2) / std::acos(Wide<T>(-1)));
     const Wide<T> g = w / 2 * (1 + std::tanh(slope * (w + Wide<T>(0.044715) * w * w * w)));
     // The argument z errs by 6 roundings, which z tanh'(z) < 1/2 lets through as 3 u; tanh adds an ulp, its sum one
     // rounding: 6 u of |x| / 2, and two of the products.
-    gelu_twin.push_back({g, 3.0 * u * static_cast<double>(std::abs(w)) + 2.0 * u * static_cast<double>(std::abs(g))});
+    gelu_twin.push_back({g, 3.0 * u * static_cast<double>(std::abs(w)) +
+                                2.0 * u * static_cast<double>(std::abs(g))});
   }
   EXPECT_TRUE(within(silu(x), silu_twin));
   EXPECT_TRUE(within(gelu_tanh(x), gelu_twin));

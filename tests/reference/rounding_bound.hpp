@@ -45,13 +45,15 @@ Matrix<T> varied(std::int64_t rows, std::int64_t cols, unsigned seed) {
   std::mt19937_64 engine(seed);
   std::normal_distribution<double> normal;
   Matrix<T> x(rows, cols);
-  for (std::int64_t i = 0; i < rows * cols; ++i) x.data()[i] = static_cast<T>(normal(engine) * std::exp(normal(engine)));
+  for (std::int64_t i = 0; i < rows * cols; ++i)
+    x.data()[i] = static_cast<T>(normal(engine) * std::exp(normal(engine)));
   return x;
 }
 
 template <typename T>
 std::vector<T> varied_vector(std::int64_t size, unsigned seed) {
-  return varied<T>(1, size, seed).values();
+  const Matrix<T> values = varied<T>(1, size, seed);
+  return {values.values().begin(), values.values().end()};
 }
 
 /// A value from a twin and how far the tested one may lie from it.
@@ -66,9 +68,11 @@ template <typename T>
 testing::AssertionResult within(const Matrix<T>& got, const std::vector<Expected<T>>& expected) {
   if (got.values().size() != expected.size()) return testing::AssertionFailure() << "sizes differ";
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double error = static_cast<double>(std::abs(static_cast<Wide<T>>(got.values()[i]) - expected[i].value));
+    const double error = static_cast<double>(
+        std::abs(static_cast<Wide<T>>(got.values()[i]) - expected[i].value));
     if (!(error <= expected[i].bound)) {
-      return testing::AssertionFailure() << "element " << i << " is off by " << error << ", bound " << expected[i].bound;
+      return testing::AssertionFailure()
+             << "element " << i << " is off by " << error << ", bound " << expected[i].bound;
     }
   }
   return testing::AssertionSuccess();

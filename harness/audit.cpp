@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/audit.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace shardcheck {
+namespace {
+
+using Kind = CollectiveStep::Kind;
+
+bool is_tokens(PlanDim dim) { return dim == PlanDim::tokens || dim == PlanDim::sequence; }
+
+std::vector<int> axes_of(const CollectiveStep& step, const Mesh& mesh) {
+  std::vector<int> axes;
+  for (const std::string& axis : step.axes) axes.push_back(mesh.axis_index(axis));
+  return axes;
+}
+
+std::int64_t unit_of(const CollectiveStep& step, const Config& config) {
+  return step.dim == PlanDim::head || step.dim == PlanDim::kv_head ? config.head_dim : 1;
+}
+
+std::string_view kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::all_reduce: return "all_reduce";
+    case Kind::reduce_scatter: return "reduce_scatter";
+    case Kind::all_gather: return "all_gather";
+    case Kind::all_to_all: return "all_to_all";
+    case Kind::broadcast: return "broadcast";
+    case Kind::slice: return "slice";
+  }
+  return "?";
+}
+
+/// The shape that a point's value has on one rank, followed through the steps at that point.
+class PointShape {
+ public:
+  PointShape(const Mesh& mesh, int rank, std::int64_t tokens, std::vector<Ranges> features)
+      : mesh_(mesh), rank_(rank), tokens_{{0, tokens}}, features_(std::move(features)) {}
+
+  std::int64_t elements() const { return total(tokens_) * total(mine()); }
+
+  void gather(const std::vector<int>& axes, bool along_tokens, std::int64_t all_tokens) {
+    if (along_tokens) {
+      tokens_ = {{0, all_tokens}};
+      return;
+    }
+    std::vector<Ranges> joined;
+    for (int rank = 0; rank < mesh_.ranks(); ++rank) {
+      Ranges all;
+      for (const int member : mesh_.group(rank, axes)) {
+        const Ranges& theirs = features_[static_cast<std::size_t>(member)];
+        all.insert(all.end(), theirs.begin(), theirs.end());
+      }
+      joined.push_back(normalized(std::move(all)));
+    }
+    features_ = std::move(joined);
+  }
+  void split(const std::vector<int>& axes, bool along_tokens, std::int64_t unit) {
+    const auto piece = [&](const Ranges& whole, int rank, std::int64_t size) {
+      const std::vector<int> group = mesh_.group(rank, axes);
+      const auto at = std::find(group.begin(), group.end(), rank) - group.begin();
+      return compose(whole, Partition::balanced(total(whole), static_cast<int>(group.size()), size).of(static_cast<int>(at)));
+    };
+    if (along_tokens) {
+      tokens_ = piece(tokens_, rank_, 1);
+      return;
+    }
+    for (int rank = 0; rank < mesh_.ranks(); ++rank) {
+      Ranges& theirs = features_[static_cast<std::size_t>(rank)];
+      theirs = piece(theirs, rank, unit);
+    }
+  }
+
+ private:
+  const Ranges& mine() const { return features_[static_cast<std::size_t>(rank_)]; }
+
+  const Mesh& mesh_;
+  int rank_;
+  Ranges tokens_;
+  std::vector<Ranges> features_;  // by rank
+};
+
+std::string describe(const ExpectedCollective& e) {
+  return fmt::format("{} over {} of {} bytes ({}) at {}", e.what, e.group, e.payload_bytes, name(e.dtype), e.module);
+}
+std::string describe(const LedgerRecord& r) {
+  return fmt::format("{} over {} of {} bytes ({}) at {}", r.what, r.group, r.payload_bytes, name(r.dtype), r.site);
+}
+
+/// The tap belongs to the module, its input or one of its stages.
+bool belongs(std::string_view site, std::string_view module) {
+  return site == module || (site.size() > module.size() && site.substr(0, module.size()) == module &&
+                            site[module.size()] == '.');
+}
+
+}  // namespace
+
+std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPlan& plan, const RunSettings& settings,
+                                            const Step& step, int rank) {
+  std::vector<ExpectedCollective> expected;
+  const Mesh& mesh = plan.mesh;
+  std::map<std::string, bool> input_done;  // one block's shared input is collected once
+  for (const Module& module : model.modules()) {
+    for (const char* side : {".in", ".out"}) {
+      const bool in = std::string_view(side) == ".in";
+      const std::vector<CollectiveStep>& steps = plan.steps(step.phase, module.path + side);
+      if (steps.empty()) continue;
+      if (in) {
+        // q, k and v read one norm's output, gate and up another's.
+        const bool mlp = module.role == ModuleRole::gate || module.role == ModuleRole::up;
+        const bool qkv = module.role == ModuleRole::q || module.role == ModuleRole::k || module.role == ModuleRole::v;
+        if (mlp || qkv) {
+          bool& done = input_done[fmt::format("{}.{}", module.layer, mlp ? "mlp" : "attention")];
+          if (done) continue;
+          done = true;
+        }
+      }
+      // At `.out` the weight's rows say what each rank made (an embedding's row is as wide as its columns); at `.in` the
+      // value is whole before the steps, or cut as the gather that comes first undoes.
+      std::vector<Ranges> features;
+      for (int r = 0; r < mesh.ranks(); ++r) {
+        if (in) {
+          features.push_back({{0, module.kind == ModuleKind::norm ? module.out : module.in}});
+        } else {
+          features.push_back(module.kind == ModuleKind::embedding ? plan.cols_of(module, r) : plan.rows_of(module, r));
+        }
+      }
+      PointShape shape(mesh, rank, step.tokens(), features);
+      if (in && steps.front().kind == Kind::all_gather) {
+        shape.split(axes_of(steps.front(), mesh), is_tokens(steps.front().dim), unit_of(steps.front(), model.config()));
+      }
+      for (const CollectiveStep& collective : steps) {
+        const std::vector<int> axes = axes_of(collective, mesh);
+        if (mesh.group_size(axes) == 1) continue;
+        const std::int64_t unit = unit_of(collective, model.config());
+        const bool reduces = collective.kind == Kind::all_reduce || collective.kind == Kind::reduce_scatter;
+        const DType dtype = reduces ? settings.wire : settings.storage;
+        const auto size = static_cast<std::int64_t>(element_size(dtype));
+        const std::int64_t before = shape.elements() * size;
+        switch (collective.kind) {
+          case Kind::all_reduce:
+          case Kind::broadcast: break;
+          case Kind::all_gather: shape.gather(axes, is_tokens(collective.dim), step.tokens()); break;
+          case Kind::reduce_scatter:
+          case Kind::slice: shape.split(axes, is_tokens(collective.dim), unit); break;
+          case Kind::all_to_all:
+            shape.gather(axes, is_tokens(collective.concat), step.tokens());
+            shape.split(axes, is_tokens(collective.dim), unit);
+            break;
+        }
+        if (collective.kind == Kind::slice) continue;
+        const std::int64_t payload = collective.kind == Kind::all_gather ? shape.elements() * size : before;
+        expected.push_back({module.path, std::string(kind_name(collective.kind)),
+                            fmt::format("{}", fmt::join(collective.axes, ",")), dtype, payload, before});
+      }
+    }
+  }
+  return expected;
+}
+
+AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSettings& settings, std::span<const Step> steps,
+                  const std::vector<Ledger>& ledgers, const std::vector<Ledger>& meta) {
+  AuditResult result;
+  const auto fail = [&](int rank, std::string site, std::string problem) {
+    if (result.passed) {
+      result.passed = false;
+      result.site = std::move(site);
+      result.problem = fmt::format("rank {}: {}", rank, problem);
+    }
+    result.ranks.push_back(rank);
+  };
+  for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
+    const Ledger& ledger = ledgers[static_cast<std::size_t>(rank)];
+    std::vector<const LedgerRecord*> issued;
+    for (const LedgerRecord& record : ledger) {
+      if (record.kind == LedgerRecord::Kind::collective) issued.push_back(&record);
+    }
+    std::size_t at = 0;
+    bool good = true;
+    for (const Step& step : steps) {
+      for (const ExpectedCollective& e : closed_form(model, plan, settings, step, rank)) {
+        if (rank == 0) {
+          ++result.collectives;
+          result.payload_bytes += e.payload_bytes;
+        }
+        if (!good) continue;
+        const LedgerRecord* got = at < issued.size() ? issued[at] : nullptr;
+        ++at;
+        if (got != nullptr && got->what == e.what && got->group == e.group && got->dtype == e.dtype &&
+            got->payload_bytes == e.payload_bytes && got->own_bytes == e.own_bytes && got->phase == step.phase &&
+            got->step == step.index && belongs(got->site, e.module)) {
+          continue;
+        }
+        good = false;
+        fail(rank, got != nullptr ? got->site : e.module,
+             fmt::format("{} step {}: the plan asks for {}, but {}", name(step.phase), step.index, describe(e),
+                         got == nullptr ? "nothing more was issued" : "the rank issued " + describe(*got)));
+      }
+    }
+    if (good && at < issued.size()) {
+      good = false;
+      fail(rank, issued[at]->site, "the rank issued a collective that the plan doesn't ask for: " + describe(*issued[at]));
+    }
+    const Ledger& shapes = meta[static_cast<std::size_t>(rank)];
+    const auto [mine, theirs] = std::mismatch(ledger.begin(), ledger.end(), shapes.begin(), shapes.end());
+    if (good && (mine != ledger.end() || theirs != shapes.end())) {
+      const LedgerRecord& record = mine != ledger.end() ? *mine : *theirs;
+      fail(rank, record.site, fmt::format("record {} ({} at {}) differs between the device and meta",
+                                          mine - ledger.begin(), record.what, record.site));
+    }
+  }
+  return result;
+}
+
+}  // namespace shardcheck

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "harness/candidate.hpp"
+#include "harness/candidate_names.hpp"
+#include "model/error.hpp"
+#include "model/safetensors.hpp"
+
+namespace shardcheck {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json ranges_json(const Ranges& ranges) {
+  Json json = Json::array();
+  for (const Range& range : ranges) json.push_back({range.begin, range.end});
+  return json;
+}
+
+/// Placement by axis, and the ranges of every rank where the value is cut along features.
+Json placement_json(const Layout& layout, const Mesh& mesh) {
+  Json json;
+  for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis) {
+    json[mesh.axes[axis].name] = to_string(layout.placements[axis]);
+  }
+  if (!layout.owned.empty()) {
+    json["ranges"] = Json::array();
+    for (const Ranges& ranges : layout.owned) json["ranges"].push_back(ranges_json(ranges));
+  }
+  return json;
+}
+
+/// "layers.3.mlp.act" -> "layers.*.mlp.act": layers are cut alike, so one pattern serves all of them.
+std::string layer_pattern(const std::string& tap) {
+  for (const char* container : {"layers.", "h."}) {
+    if (tap.rfind(container, 0) != 0) continue;
+    const std::size_t begin = std::string_view(container).size();
+    const std::size_t end = tap.find('.', begin);
+    return std::string(container) + "*" + (end == std::string::npos ? "" : tap.substr(end));
+  }
+  return tap;
+}
+
+}  // namespace
+
+void write_candidate(const std::filesystem::path& folder, const Program& program, const TapRun& run,
+                     const Sequences& sequences) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw InputError(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
+  const Mesh& mesh = program.mesh;
+  Json manifest;
+  manifest["schema"] = "shardcheck.taps/1";
+  for (const Mesh::Axis& axis : mesh.axes) manifest["mesh"][axis.name] = axis.size;
+  manifest["dtype"] = name(run.storage);
+  manifest["wire"] = name(run.wire);
+  manifest["reduction"] = {{"order", name(run.reduction.order)}, {"hop", name(run.reduction.hop)}};
+  manifest["ids"] = sequences;
+  manifest["steps"] = Json::array();
+  std::map<std::string, Json> taps;
+  for (const StepTaps& step : run.steps) {
+    Json tokens = Json::array();
+    for (const StepSequence& s : step.step.sequences) tokens.push_back({s.sequence, s.first, s.count});
+    manifest["steps"].push_back({{"phase", name(step.step.phase)}, {"step", step.step.index}, {"tokens", tokens}});
+    for (const TapValue& value : step.values) taps[value.name] = placement_json(value.layout, mesh);
+  }
+  manifest["ranks"] = Json::array();
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    Json coordinates;
+    const std::vector<int> at = mesh.coordinates(rank);
+    for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis) coordinates[mesh.axes[axis].name] = at[axis];
+    const std::string file = fmt::format("rank{}.safetensors", rank);
+    manifest["ranks"].push_back({{"coord", coordinates}, {"file", file}});
+    std::vector<std::pair<std::string, HostTensor>> tensors;
+    for (const StepTaps& step : run.steps) {
+      for (const TapValue& value : step.values) {
+        const HostTensor& tensor = value.ranks[static_cast<std::size_t>(rank)];
+        if (!tensor.shape().empty()) tensors.emplace_back(step_prefix(step.step) + value.name, tensor);
+      }
+    }
+    write_safetensors(folder / file, tensors);
+  }
+  std::map<std::string, Json> patterns;
+  std::map<std::string, bool> uniform;
+  for (const auto& [tap, placement] : taps) {
+    const auto [entry, fresh] = patterns.emplace(layer_pattern(tap), placement);
+    if (fresh) uniform[entry->first] = true;
+    if (entry->second != placement) uniform[entry->first] = false;
+  }
+  for (const auto& [tap, placement] : taps) {
+    const std::string pattern = layer_pattern(tap);
+    manifest["taps"][uniform[pattern] ? pattern : tap] = placement;
+  }
+  const std::filesystem::path target = folder / "manifest.json", partial = folder / "manifest.json.part";
+  {
+    std::ofstream out(partial);
+    out << manifest.dump(1) << "\n";
+    if (!out.flush()) throw InputError(fmt::format("{}: can't be written", partial.string()));
+  }
+  std::filesystem::rename(partial, target);
+}
+
+std::string step_prefix(const Step& step) {
+  // A prompt in one piece is "prefill/", as in a golden file; further pieces carry their number.
+  if (step.phase == Phase::prefill) return step.index == 0 ? "prefill/" : fmt::format("prefill{}/", step.index);
+  return fmt::format("decode{}/", step.index);
+}
+
+}  // namespace shardcheck

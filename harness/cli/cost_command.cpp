@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "harness/cli/arguments.hpp"
+#include "harness/cli/commands.hpp"
+#include "harness/cost_report.hpp"
+#include "harness/trace.hpp"
+#include "model/error.hpp"
+#include "sim/algorithm.hpp"
+
+namespace shardcheck::cli {
+namespace {
+
+struct CostArguments {
+  ModelArguments model;
+  PlanArguments plan;
+  std::vector<std::string> phases{"prefill,decode"}, links;
+  std::string dtype = "bf16", wire, gpu = "h100", json;
+  std::int64_t batch = 1, sequence = 4096;
+  bool force = false;
+};
+
+int run(const CostArguments& a) {
+  check_writable(a.json);
+  if (a.batch < 1 || a.sequence < 1 || a.batch > 1000000 || a.sequence > 100000000) {
+    throw InputError("--batch must lie in 1 to 1e6 and --seq in 1 to 1e8");
+  }
+  const Plan plan = load_plan(a.plan.plan);
+  const std::vector<Mesh> meshes = a.plan.meshes(plan);
+  const std::vector<Phase> phases = parse_phases(a.phases);
+  TraceOptions options;
+  options.settings.storage = parse_dtype(a.dtype, "--dtype");
+  options.settings.wire = a.wire.empty() ? options.settings.storage : parse_dtype(a.wire, "--wire");
+  options.batch = a.batch;
+  options.sequence = a.sequence;
+  const Model model = a.model.load(true);
+  const VerifyParts parts = builtin_parts();
+
+  CostReport report;
+  report.model = a.model.repro();
+  report.plan = plan.name;
+  report.dtype = std::string(name(options.settings.storage));
+  report.wire = std::string(name(options.settings.wire));
+  report.batch = a.batch;
+  report.sequence = a.sequence;
+  report.gpu = sim::load_gpu(a.gpu);
+  if (a.links.empty()) report.links = sim::shipped_links();
+  for (const std::string& link : split(a.links)) report.links.push_back(sim::load_link(link));
+  const sim::AlphaBetaModel algorithms;
+  report.algorithm_constants = algorithms.constants();
+  std::vector<sim::RunLoad> runs;
+  for (const Mesh& mesh : meshes) {
+    const Program program = build_program(model, resolve(plan, model, mesh), parts.ops);
+    if (!program.findings.empty() && !a.force) {
+      fmt::print("{}The plan is not legal; --force costs it all the same.\n", findings_text(program.findings, plan.origin));
+      return 1;
+    }
+    for (const Phase phase : phases) runs.push_back(trace(model, program, phase, options, parts));
+  }
+  report.rows = sim::costs(runs, report.links, report.gpu, algorithms);
+  fmt::print("{}", cost_table(report));
+  write_file(a.json, cost_json(report));
+  return 0;
+}
+
+}  // namespace
+
+void add_cost(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand(
+      "cost", "What does the communication cost? The program's own collectives on each link, compute by a roofline.");
+  const auto a = std::make_shared<CostArguments>();
+  a->model.add_to(*command);
+  a->plan.add_to(*command, "1,2,4,8");
+  command->add_option("--phase", a->phases, "prefill,decode")->type_name("LIST")->capture_default_str();
+  command->add_option("--batch", a->batch, "sequences")->capture_default_str();
+  command->add_option("--seq", a->sequence, "tokens per sequence")->capture_default_str();
+  command->add_option("--dtype", a->dtype, "storage dtype")->capture_default_str();
+  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")->type_name("DTYPE");
+  command->add_option("--gpu", a->gpu, "a GPU file or a shipped GPU's name")->capture_default_str();
+  command->add_option("--link", a->links, "a link file or a shipped link's name (repeatable; default: all)")->type_name("NAME");
+  command->add_flag("--force", a->force, "cost a plan that breaks placement rules");
+  command->add_option("--json", a->json, "write the report, schema shardcheck.cost/1")->type_name("FILE");
+  command->callback([a, &exit_code] { exit_code = run(*a); });
+}
+
+}  // namespace shardcheck::cli

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "harness/cli/commands.hpp"
+#include "harness/verify.hpp"
+#include "model/shipped.hpp"
+
+namespace shardcheck::cli {
+
+void add_info(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("info", "What this program has: devices, ops, gates, and the files that come with it.");
+  command->callback([&exit_code] {
+    const VerifyParts parts = builtin_parts();
+    fmt::print("devices        {}\n", fmt::join(parts.devices.kinds(), ", "));
+    fmt::print("communicators  {}\n", fmt::join(parts.worlds.kinds(), ", "));
+    fmt::print("ops            {}\n", fmt::join(parts.ops.names(), ", "));
+    for (const Gate gate : kGates) fmt::print("gate {:<9} {}\n", name(gate), description(gate));
+    fmt::print("files          {}\n", share_directory().string());
+    fmt::print("cache          {}\n", cache_directory().string());
+    for (const char* folder : {"models", "configs", "plans", "links", "gpus"}) {
+      fmt::print("{:<14} {}\n", folder, fmt::join(shipped_names(folder), ", "));
+    }
+    exit_code = 0;
+  });
+}
+
+}  // namespace shardcheck::cli

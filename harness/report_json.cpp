@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/report_json.hpp"
+
+#include <cmath>
+
+namespace shardcheck {
+
+using Json = nlohmann::ordered_json;
+
+Json json_number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+Json first_failure_json(const FirstFailure& first) {
+  Json json;
+  json["gate"] = name(first.gate);
+  json["tap"] = first.tap;
+  json["phase"] = name(first.phase);
+  json["step"] = first.step;
+  if (first.all_ranks) {
+    json["ranks"] = "all";
+  } else {
+    json["ranks"] = first.ranks;
+  }
+  const bool element = first.row >= 0;
+  json["index"] = element ? Json{first.row, first.feature} : Json(nullptr);
+  json["local_index"] = element ? Json{first.local_row, first.local_feature} : Json(nullptr);
+  json["got"] = element ? json_number(first.got) : Json(nullptr);
+  json["expected"] = element ? json_number(first.expected) : Json(nullptr);
+  json["cause"] = first.cause.empty() ? Json(nullptr) : Json(first.cause);
+  return json;
+}
+
+}  // namespace shardcheck

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// `shardcheck verify`: every cell (mesh, precision, phase) of a plan on a model, through all gates.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/end_to_end.hpp"
+#include "harness/inputs.hpp"
+#include "harness/judge.hpp"
+#include "harness/mistrust.hpp"
+#include "model/model.hpp"
+#include "sharded/plan.hpp"
+#include "sharded/runner.hpp"
+
+namespace shardcheck {
+
+struct VerifyOptions {
+  std::vector<Mesh> meshes;
+  std::vector<DType> dtypes;            // storage
+  std::optional<DType> wire;            // of reductions; default: the storage dtype
+  ReduceSpec reduction;
+  std::vector<Phase> phases;
+  InputOptions inputs;
+  std::string device = "cpu";
+  std::string world = "threads";
+  bool force = false;                   // run a plan that breaks placement rules
+  std::filesystem::path dump;           // write every cell's taps here
+  std::string repro;                    // command line without mesh, dtype and phase
+  int threads = 2;                      // of the judge and of loading weights
+  /// Planted faults: asked for each cell; null: none.
+  std::function<std::unique_ptr<Interposer>(const Program&, const RunSettings&, Phase)> fault;
+  /// What is going on, and the fraction done in [0, 1].
+  std::function<void(const std::string& what, double done)> progress;
+};
+
+/// What a cell runs on: which kinds of device, communicator and op there are.
+struct VerifyParts {
+  DeviceRegistry devices;
+  WorldRegistry worlds;
+  Registry ops;
+};
+VerifyParts builtin_parts();
+
+enum class Verdict { passed, failed, mistrusted, skipped };
+std::string_view name(Verdict verdict);
+
+/// The gates in the order they are printed.
+enum class Gate { g0, audit, g1, g2, g3, g4, g5 };
+inline constexpr Gate kGates[] = {Gate::g0, Gate::audit, Gate::g1, Gate::g2, Gate::g3, Gate::g4, Gate::g5};
+std::string_view name(Gate gate);         // "G0", "audit", ...
+std::string_view description(Gate gate);  // "wiring, bitwise"
+
+struct GateResult {
+  bool ran = false;
+  bool passed = false;
+  std::optional<double> margin;  // limit / measured; none for bitwise gates
+};
+
+/// Where a cell first goes wrong, in program order.
+struct FirstFailure {
+  Gate gate = Gate::g3;
+  std::string tap;
+  Phase phase = Phase::prefill;
+  int step = 0;
+  std::vector<int> ranks;
+  bool all_ranks = false;
+  std::int64_t row = -1, feature = -1;              // in the whole value; -1: not an element
+  std::int64_t local_row = -1, local_feature = -1;  // in the rank's part
+  double got = std::numeric_limits<double>::quiet_NaN();
+  double expected = std::numeric_limits<double>::quiet_NaN();
+  std::string cause;  // a sentence, or empty
+};
+
+struct CellReport {
+  Mesh mesh;
+  DType dtype = DType::f32, wire = DType::f32;
+  Phase phase = Phase::prefill;
+  Verdict verdict = Verdict::failed;
+  std::map<Gate, GateResult> gates;
+  std::optional<FirstFailure> first;
+  std::optional<TapScore> worst;  // the smallest margin over all taps and ranks
+  EndToEnd logits;
+  std::vector<std::string> mistrust;
+  std::int64_t collectives = 0, payload_bytes = 0;  // of one rank, whole cell
+  std::string repro;
+};
+
+struct VerifyReport {
+  std::string model, plan;
+  std::vector<Finding> findings;  // placement rules that the plan breaks; without force nothing was run
+  bool ran = true;
+  std::vector<CellReport> cells;
+  std::vector<std::string> notes;
+  std::map<std::string, std::string> arithmetic;  // per dtype, as the device states it
+  std::size_t count(Verdict verdict) const;
+  bool passed() const;
+};
+
+/// Throws InputError before anything runs if a mesh, id or option can't work.
+VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options, const VerifyParts& parts);
+
+/// Aligned table, failures in words, and a last line "N passed, N failed".
+std::string verify_table(const VerifyReport& report, bool color);
+/// Schema "shardcheck.verify/1"; numbers that aren't finite are the strings "nan", "inf" and "-inf".
+std::string verify_json(const VerifyReport& report);
+/// The placement rules that a plan breaks, one block each.
+std::string findings_text(const std::vector<Finding>& findings, const std::string& plan);
+
+}  // namespace shardcheck

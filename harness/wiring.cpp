@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/wiring.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+namespace shardcheck {
+namespace {
+
+/// The same part of the value: equal ranges of features and tokens, and not a share of a sum.
+bool same_part(const TapValue& value, const Mesh& mesh, std::int64_t tokens, int a, int b) {
+  const std::vector<int> at = mesh.coordinates(a), bt = mesh.coordinates(b);
+  for (std::size_t axis = 0; axis < at.size(); ++axis) {
+    if (at[axis] != bt[axis] && value.layout.placements[axis].is_partial()) return false;
+  }
+  return value.layout.feature_ranges(a) == value.layout.feature_ranges(b) &&
+         value.layout.token_ranges(mesh, a, tokens) == value.layout.token_ranges(mesh, b, tokens);
+}
+
+bool equal_bits(const TapValue& value, int a, int b) {
+  return value.ranks[static_cast<std::size_t>(a)].bitwise_equal(value.ranks[static_cast<std::size_t>(b)]);
+}
+
+/// Rows [first, first + n) of a dense tensor as bytes.
+std::span<const std::byte> row_bytes(const HostTensor& tensor, std::int64_t first, std::int64_t n) {
+  const auto stride = static_cast<std::size_t>(tensor.cols()) * element_size(tensor.dtype());
+  return {tensor.data() + static_cast<std::size_t>(first) * stride, static_cast<std::size_t>(n) * stride};
+}
+
+}  // namespace
+
+int program_order(const Program& program, Phase phase, std::string_view tap) {
+  const std::vector<Instruction>& instructions = program.instructions.at(phase);
+  for (std::size_t i = 0; i < instructions.size(); ++i) {
+    for (const int output : instructions[i].outputs) {
+      if (program.value(output).name == tap) return static_cast<int>(i);
+    }
+  }
+  return static_cast<int>(instructions.size());
+}
+
+void WeightInspector::inspect(RankContext& context) {
+  const Program& program = context.program();
+  if (!context.device().has_values()) return;
+  for (const Module& module : program.modules) {
+    std::vector<std::string> tensors{module.weight()};
+    if (module.has_bias) tensors.push_back(module.bias());
+    for (const std::string& tensor : tensors) {
+      const bool matrix = module.kind != ModuleKind::norm && tensor == module.weight();
+      const Ranges rows = matrix ? program.plan.rows_of(module, context.rank()) : Ranges{{0, 1}};
+      const Ranges cols = matrix ? program.plan.cols_of(module, context.rank())
+                                 : program.plan.rows_of(module, context.rank());
+      const HostTensor whole = weights_.whole(tensor);
+      const Tensor shard = context.weight(tensor);
+      std::string problem;
+      if (shard.rows != total(rows) || shard.cols != total(cols)) {
+        problem = fmt::format("the shard of {} is [{}, {}], the plan gives rank {} [{}, {}]", tensor, shard.rows,
+                              shard.cols, context.rank(), total(rows), total(cols));
+      } else {
+        const auto size = element_size(whole.dtype());
+        // A block of rows at a time: a copy of a whole shard would double a rank's memory.
+        const std::int64_t block = std::max<std::int64_t>(1, (1 << 18) / std::max<std::int64_t>(1, shard.cols));
+        std::int64_t local = 0;
+        for (const Range& row_range : rows) {
+          for (std::int64_t row = row_range.begin; row < row_range.end && problem.empty(); row += block) {
+            const std::int64_t count = std::min(block, row_range.end - row);
+            const HostTensor got =
+                context.device().to_host(context.stream(), shard.row_range(local, local + count));
+            for (std::int64_t r = 0; r < count && problem.empty(); ++r) {
+              const std::byte* mine = got.data() + static_cast<std::size_t>(r * shard.cols) * size;
+              const std::byte* source = whole.data() + static_cast<std::size_t>((row + r) * whole.cols()) * size;
+              for (const Range& col : cols) {
+                const auto bytes = static_cast<std::size_t>(col.size()) * size;
+                if (std::memcmp(mine, source + static_cast<std::size_t>(col.begin) * size, bytes) != 0) {
+                  problem = fmt::format("row {} of {} (row {} of rank {}'s shard) is not the whole weight's", row + r,
+                                        tensor, local + r, context.rank());
+                }
+                mine += bytes;
+              }
+            }
+            local += count;
+          }
+        }
+      }
+      const std::lock_guard lock(mutex_);
+      ++shards_;
+      if (!problem.empty()) {
+        // The first value that these weights make: before a collective its tap has a suffix.
+        int order = program_order(program, Phase::prefill, module.path);
+        order = std::min(order, program_order(program, Phase::prefill, module.path + ".partial"));
+        faults_.push_back({module.path, order, Phase::prefill, 0, {context.rank()}, problem});
+      }
+    }
+  }
+}
+
+std::vector<WiringFault> check_replicas(const Program& program, const TapRun& run) {
+  std::vector<WiringFault> faults;
+  for (const StepTaps& taps : run.steps) {
+    const std::vector<Instruction>& instructions = program.instructions.at(taps.step.phase);
+    for (std::size_t order = 0; order < instructions.size(); ++order) {
+      const Instruction& instruction = instructions[order];
+      for (const int output : instruction.outputs) {
+        const TapValue* value = taps.find(program.value(output).name);
+        if (value == nullptr) continue;
+        std::vector<int> differing;
+        for (int rank = 1; rank < run.mesh.ranks(); ++rank) {
+          for (int first = 0; first < rank; ++first) {
+            if (!same_part(*value, run.mesh, taps.step.tokens(), first, rank)) continue;
+            bool comparable = !value->ranks[static_cast<std::size_t>(first)].shape().empty() &&
+                              !value->ranks[static_cast<std::size_t>(rank)].shape().empty();
+            if (instruction.op != nullptr) {
+              for (const int input : instruction.inputs) {
+                const TapValue* in = taps.find(program.value(input).name);
+                if (in != nullptr && !equal_bits(*in, first, rank)) comparable = false;
+              }
+            }
+            if (comparable && !equal_bits(*value, first, rank)) differing.push_back(rank);
+            break;
+          }
+        }
+        if (differing.empty()) continue;
+        faults.push_back({value->name, static_cast<int>(order), taps.step.phase, taps.step.index, differing,
+                          fmt::format("replicas differ: rank {} has other bits than the first rank that holds the same part",
+                                      fmt::join(differing, ", "))});
+      }
+    }
+  }
+  return faults;
+}
+
+std::vector<WiringFault> check_caches(const Program& program, const TapRun& run) {
+  std::vector<WiringFault> faults;
+  for (std::size_t s = 0; s < run.steps.size(); ++s) {
+    const StepTaps& taps = run.steps[s];
+    const std::vector<Instruction>& instructions = program.instructions.at(taps.step.phase);
+    for (std::size_t order = 0; order < instructions.size(); ++order) {
+      const Instruction& instruction = instructions[order];
+      if (instruction.op == nullptr || instruction.op->name() != "cache") continue;
+      for (std::size_t side = 0; side < 2; ++side) {
+        const std::string& source = program.value(instruction.inputs[side]).name;
+        const std::string& cached = program.value(instruction.outputs[side]).name;
+        const std::int64_t window = program.value(instruction.outputs[side]).window;
+        const TapValue* read = taps.find(cached);
+        if (read == nullptr) continue;
+        std::vector<int> wrong;
+        std::string sentence;
+        for (int rank = 0; rank < run.mesh.ranks(); ++rank) {
+          const HostTensor& got = read->ranks[static_cast<std::size_t>(rank)];
+          if (got.shape().empty()) continue;
+          std::int64_t row = 0;
+          bool good = true;
+          for (const StepSequence& sequence : taps.step.sequences) {
+            const Range seen = visible_keys(sequence, window);
+            for (std::size_t earlier = 0; earlier <= s && good; ++earlier) {
+              const StepTaps& past = run.steps[earlier];
+              const TapValue* written = past.find(source);
+              std::int64_t past_row = 0;
+              for (const StepSequence& part : past.step.sequences) {
+                const std::int64_t begin = std::max(part.first, seen.begin);
+                const std::int64_t end = std::min(part.first + part.count, seen.end);
+                if (part.sequence == sequence.sequence && begin < end && written != nullptr && good) {
+                  const HostTensor& from = written->ranks[static_cast<std::size_t>(rank)];
+                  const std::int64_t at = row + begin - seen.begin;
+                  good = !from.shape().empty() && from.cols() == got.cols() && from.dtype() == got.dtype() &&
+                         at + end - begin <= got.rows() &&
+                         std::ranges::equal(row_bytes(got, at, end - begin),
+                                            row_bytes(from, past_row + begin - part.first, end - begin));
+                  if (!good) {
+                    sentence = fmt::format("{} of rank {} does not hold what {} was at positions {} to {} of sequence {}",
+                                           cached, rank, source, begin, end - 1, sequence.sequence);
+                  }
+                }
+                past_row += part.count;
+              }
+            }
+            row += seen.size();
+          }
+          if (good && row != got.rows()) {
+            good = false;
+            sentence = fmt::format("{} of rank {} has {} rows, attention may see {}", cached, rank, got.rows(), row);
+          }
+          if (!good) wrong.push_back(rank);
+        }
+        if (!wrong.empty()) {
+          faults.push_back({cached, static_cast<int>(order), taps.step.phase, taps.step.index, wrong, sentence});
+        }
+      }
+    }
+  }
+  return faults;
+}
+
+std::vector<WiringFault> from_mismatches(const Program& program, const std::vector<WiringMismatch>& mismatches) {
+  std::vector<WiringFault> faults;
+  for (const WiringMismatch& mismatch : mismatches) {
+    const auto same = std::find_if(faults.begin(), faults.end(), [&](const WiringFault& fault) {
+      return fault.tap == mismatch.value && fault.phase == mismatch.phase && fault.step == mismatch.step;
+    });
+    if (same == faults.end()) {
+      faults.push_back({mismatch.value, program_order(program, mismatch.phase, mismatch.value), mismatch.phase,
+                        mismatch.step, {mismatch.rank},
+                        fmt::format("{} was overwritten, or another buffer was read: {} read other bytes than its "
+                                    "producer wrote", mismatch.value, mismatch.consumer)});
+    } else if (std::find(same->ranks.begin(), same->ranks.end(), mismatch.rank) == same->ranks.end()) {
+      same->ranks.push_back(mismatch.rank);
+    }
+  }
+  return faults;
+}
+
+}  // namespace shardcheck

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every order and precision of reduce_n against a scalar twin that follows the definition, bit for bit.
+#include "kernels/reduction.hpp"
+#include "model/float_bits.hpp"
+#include "tests/kernels/cpu_rig.hpp"
+
+namespace shardcheck {
+namespace {
+
+constexpr ReduceOrder kOrders[] = {ReduceOrder::ring,     ReduceOrder::tree, ReduceOrder::one_shot,
+                                   ReduceOrder::two_shot, ReduceOrder::nvls, ReduceOrder::fixed_tree};
+
+/// One number in the type that the wire dtype is accumulated in.
+struct Arith {
+  DType wire;
+  double add(double a, double b) const {
+    return wire == DType::f64 ? a + b : static_cast<double>(static_cast<float>(a) + static_cast<float>(b));
+  }
+  double round(double value) const { return round_to(wire, {1, 1}, std::span(&value, 1)).at(0); }
+};
+
+double fixed_tree(const Arith& arith, std::span<const double> x) {
+  if (x.size() == 1) return x[0];
+  std::size_t half = 1;
+  while (half * 2 < x.size()) half *= 2;
+  return arith.add(fixed_tree(arith, x.first(half)), fixed_tree(arith, x.subspan(half)));
+}
+
+/// The sum at flat element `index` of a tensor of `total`.
+double reduce_twin(const Arith& arith, const ReduceSpec& spec, std::span<const double> x, std::int64_t index,
+                   std::int64_t total) {
+  const auto ranks = static_cast<std::int64_t>(x.size());
+  if (spec.op == ReduceOp::max) return *std::ranges::max_element(x);
+  if (spec.order == ReduceOrder::fixed_tree) return arith.round(fixed_tree(arith, x));
+  std::vector<double> ordered;
+  if (spec.order == ReduceOrder::ring) {
+    // Chunks of ceil(total / P) elements, rounded up to 16 bytes.
+    std::int64_t chunk = (total + ranks - 1) / ranks;
+    const auto size = static_cast<std::int64_t>(element_size(arith.wire));
+    while (chunk * size % 16 != 0) ++chunk;
+    for (std::int64_t i = 1; i <= ranks; ++i) {
+      ordered.push_back(x[static_cast<std::size_t>((index / chunk + i) % ranks)]);
+    }
+  } else {
+    ordered.assign(x.begin(), x.end());
+    if (spec.order == ReduceOrder::tree) std::ranges::reverse(ordered);
+  }
+  const bool chain = spec.order == ReduceOrder::ring || spec.order == ReduceOrder::tree;
+  double sum = ordered[0];
+  for (const double term : std::span(ordered).subspan(1)) {
+    sum = arith.add(sum, term);
+    if (chain && spec.hop == HopRounding::wire) sum = arith.round(sum);
+  }
+  return arith.round(sum);
+}
+
+class ReduceTest : public testing::TestWithParam<DType> {
+ protected:
+  std::vector<Matrix> terms(int ranks, std::int64_t elements) {
+    std::vector<Matrix> result;
+    for (int r = 0; r < ranks; ++r) result.push_back(random_matrix(GetParam(), 1, elements, 10 + r));
+    return result;
+  }
+
+  /// reduce_n over elements [first, first + n) of each term, as a [1, n] view.
+  HostTensor reduce(const std::vector<Matrix>& x, const ReduceSpec& spec, std::int64_t first, std::int64_t n) {
+    std::vector<Tensor> views;
+    for (const Matrix& term : x) views.push_back(rig_.put(GetParam(), term).col_range(first, first + n));
+    const Tensor out = rig_.make(GetParam(), 1, n);
+    rig_.device().reduce_n(rig_.stream(), views, spec, first, x[0].cols, out);
+    return rig_.get(out);
+  }
+
+  HostTensor twin(const std::vector<Matrix>& x, const ReduceSpec& spec, std::int64_t first, std::int64_t n) {
+    Matrix sum{1, n, {}};
+    for (std::int64_t i = first; i < first + n; ++i) {
+      std::vector<double> column;
+      for (const Matrix& term : x) column.push_back(term(0, i));
+      sum.values.push_back(reduce_twin({GetParam()}, spec, column, i, x[0].cols));
+    }
+    return exactly(GetParam(), sum);
+  }
+
+  CpuRig rig_;
+};
+
+TEST_P(ReduceTest, EveryOrderAndPrecisionBitForBit) {
+  for (int ranks = 1; ranks <= 16; ++ranks) {
+    for (const std::int64_t total : {3, 131}) {
+      const std::vector<Matrix> x = terms(ranks, total);
+      for (const ReduceOrder order : kOrders) {
+        for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) {
+          const ReduceSpec spec{.order = order, .hop = hop};
+          EXPECT_TRUE(reduce(x, spec, 0, total).bitwise_equal(twin(x, spec, 0, total)))
+              << name(order) << " " << name(hop) << " P " << ranks;
+        }
+      }
+      EXPECT_TRUE(reduce(x, {.op = ReduceOp::max}, 0, total).bitwise_equal(twin(x, {.op = ReduceOp::max}, 0, total)));
+    }
+  }
+}
+
+TEST_P(ReduceTest, ASliceIsReducedAsInTheWhole) {
+  const std::vector<Matrix> x = terms(5, 2500);  // more than one block
+  for (const ReduceOrder order : kOrders) {
+    const HostTensor whole = reduce(x, {.order = order}, 0, 2500);
+    EXPECT_TRUE(whole.bitwise_equal(twin(x, {.order = order}, 0, 2500)));
+    for (const auto& [first, n] : {std::pair{0, 7}, {499, 1100}, {1501, 999}, {77, 0}}) {
+      EXPECT_TRUE(reduce(x, {.order = order}, first, n).bitwise_equal(twin(x, {.order = order}, first, n)));
+    }
+  }
+}
+
+TEST_P(ReduceTest, TheOrdersDifferSoThatTheTestMeansSomething) {
+  const std::vector<Matrix> x = terms(6, 4000);
+  const HostTensor ring = reduce(x, {.order = ReduceOrder::ring}, 0, 4000);
+  for (const ReduceOrder order : {ReduceOrder::tree, ReduceOrder::one_shot, ReduceOrder::fixed_tree}) {
+    EXPECT_FALSE(reduce(x, {.order = order}, 0, 4000).bitwise_equal(ring)) << name(order);
+  }
+  const HostTensor unrounded = reduce(x, {.order = ReduceOrder::ring, .hop = HopRounding::f32}, 0, 4000);
+  EXPECT_EQ(unrounded.bitwise_equal(ring), element_size(GetParam()) > 2);
+  const std::vector<Matrix> shifted(x.begin(), x.end() - 1);
+  EXPECT_FALSE(reduce(shifted, {}, 0, 4000).bitwise_equal(ring));  // one rank's term is missing
+}
+
+TEST_P(ReduceTest, NaNFromAnyRankIsKept) {
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    std::vector<Matrix> x = terms(4, 20);
+    x[rank].values[11] = std::numeric_limits<double>::quiet_NaN();
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+      for (const ReduceOrder order : kOrders) {
+        const std::vector<double> got = reduce(x, {.op = op, .order = order}, 0, 20).to_f64();
+        for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(got[i]), i == 11);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Wire, ReduceTest, testing::ValuesIn(kStorageDTypes),
+                         [](const auto& test) { return text(test.param); });
+
+TEST(ReduceRounding, HopsRoundInTheWireDTypeOnlyWhereTheySay) {
+  // 256 + 1 + 1 in bf16: rounded at each hop both ones are lost (257 is a tie, to even), in f32 they are not.
+  CpuRig rig;
+  std::vector<Tensor> terms;
+  for (const double v : {1.0, 1.0, 256.0}) terms.push_back(rig.put(DType::bf16, Matrix{1, 1, {v}}));
+  const auto sum = [&](ReduceOrder order, HopRounding hop) {
+    const Tensor out = rig.make(DType::bf16, 1, 1);
+    rig.device().reduce_n(rig.stream(), terms, {.order = order, .hop = hop}, 0, 1, out);
+    return rig.get(out).at(0);
+  };
+  EXPECT_EQ(sum(ReduceOrder::tree, HopRounding::wire), 256);  // 256 first
+  EXPECT_EQ(sum(ReduceOrder::tree, HopRounding::f32), 258);
+  EXPECT_EQ(sum(ReduceOrder::ring, HopRounding::wire), 256);  // chunk 0: x_1 + x_2 + x_0 = (1 + 256) + 1
+  EXPECT_EQ(sum(ReduceOrder::one_shot, HopRounding::wire), 258);
+}
+
+TEST(RingChunk, PiecesCoverTheTensorInOrder) {
+  for (const DType wire : kStorageDTypes) {
+    for (const std::int64_t total : {0, 1, 7, 64, 1000}) {
+      for (int ranks = 1; ranks <= 16; ++ranks) {
+        std::int64_t end = 0;
+        for (int chunk = 0; chunk < ranks; ++chunk) {
+          const auto range = ring_chunk(total, ranks, wire, chunk);
+          EXPECT_EQ(range.first, end);
+          EXPECT_LE(range.first, range.second);
+          end = range.second;
+        }
+        EXPECT_EQ(end, total);
+      }
+    }
+  }
+  EXPECT_EQ(ring_chunk(10, 4, DType::f32, 0), (std::pair<std::int64_t, std::int64_t>{0, 4}));
+  EXPECT_EQ(ring_chunk(10, 4, DType::f32, 2), (std::pair<std::int64_t, std::int64_t>{8, 10}));
+  EXPECT_EQ(ring_chunk(10, 4, DType::f32, 3), (std::pair<std::int64_t, std::int64_t>{10, 10}));
+  EXPECT_EQ(ring_chunk(10, 4, DType::bf16, 0), (std::pair<std::int64_t, std::int64_t>{0, 8}));
+}
+
+TEST(ReduceNames, AreReadBackAsWritten) {
+  for (const ReduceOrder order : kOrders) EXPECT_EQ(parse_reduce_order(name(order)), order);
+  for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) EXPECT_EQ(parse_hop_rounding(name(hop)), hop);
+  EXPECT_EQ(parse_reduce_order("rings"), std::nullopt);
+  EXPECT_EQ(parse_hop_rounding(""), std::nullopt);
+}
+
+}  // namespace
+}  // namespace shardcheck
