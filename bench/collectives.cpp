@@ -25,18 +25,29 @@ double seconds(clockid_t clock) {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Per call: seconds that pass until all ranks are through, and seconds that this rank's thread computes.
+/// What one rank's thread saw of a number of calls.
 struct Times {
-  double wall = 0.0, cpu = 0.0;
+  double start = 0.0, end = 0.0, cpu = 0.0;  // seconds; cpu: that this thread computed
 };
-Times times_of(int calls, const std::function<void()>& meet, const std::function<void()>& call) {
-  meet();
-  const double wall = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_THREAD_CPUTIME_ID);
+Times times_of(int calls, const std::function<void()>& call) {
+  const double start = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_THREAD_CPUTIME_ID);
   for (int i = 0; i < calls; ++i) call();
-  const double cpu_end = seconds(CLOCK_THREAD_CPUTIME_ID);
-  meet();
-  return {(seconds(CLOCK_MONOTONIC) - wall) / calls, (cpu_end - cpu) / calls};
+  return {start, seconds(CLOCK_MONOTONIC), seconds(CLOCK_THREAD_CPUTIME_ID) - cpu};
 }
+
+/// From the first rank's start to the last rank's end, and the CPU seconds of all.
+struct Span {
+  double wall = 0.0, cpu = 0.0;
+  void add(const std::vector<Times>& ranks, int calls) {
+    double start = ranks[0].start, end = ranks[0].end;
+    for (const Times& rank : ranks) {
+      start = std::min(start, rank.start);
+      end = std::max(end, rank.end);
+      cpu += rank.cpu / calls;
+    }
+    wall += (end - start) / calls;
+  }
+};
 
 void all_reduce(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
@@ -44,8 +55,9 @@ void all_reduce(benchmark::State& state) {
   const auto device = builtin_devices().make("cpu");
   const auto world = builtin_worlds().make("threads", Mesh{{{"tp", ranks}}});
   std::vector<Ledger> ledgers(static_cast<std::size_t>(ranks));
-  const int calls = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{64} << 20) / bytes / ranks, 1, 500));
-  std::vector<Times> collective(ledgers.size()), copies(ledgers.size());  // sums over the iterations, by rank
+  const int calls = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{32} << 20) / bytes / ranks, 1, 500));
+  std::vector<Times> collective(ledgers.size()), copies(ledgers.size());  // by rank
+  Span collective_sum, copies_sum;                                        // over the iterations
 
   // Tensors live as long as the benchmark: memory fresh from the system is slow at its first touch.
   std::vector<Tensor> inputs, outputs;
@@ -66,33 +78,28 @@ void all_reduce(benchmark::State& state) {
       const auto tp = world->group(rank, {0}, *device, ledgers[self]);
       const Tensor tiny = device->allocate(DType::f32, 1, 0);
       const auto meet = [&] { tp->all_reduce(*stream, tiny, {}, tiny, {"meet", Phase::prefill, 0}); };
-      const auto add = [&](std::vector<Times>& sums, const Times& times) {
-        sums[self].wall += times.wall;
-        sums[self].cpu += times.cpu;
-      };
       const std::int64_t extra = bytes / 4 * (ranks - 1) / (2 * ranks);  // (3P - 1) / 2P = 1 + (P - 1) / 2P
-      add(copies, times_of(calls, meet, [&] {
+      meet();
+      copies[self] = times_of(calls, [&] {
         device->copy(*stream, inputs[self], outputs[self]);
         device->copy(*stream, inputs[self].col_range(0, extra), outputs[self].col_range(0, extra));
-      }));
-      const Times reduced = times_of(calls, meet, [&] {
+      });
+      meet();
+      collective[self] = times_of(calls, [&] {
         tp->all_reduce(*stream, inputs[self], {}, outputs[self], {"mlp.down_proj", Phase::prefill, 0});
       });
-      add(collective, reduced);
       ledgers[self].clear();
-      if (rank == 0) state.SetIterationTime(reduced.wall);
     });
+    const double before = collective_sum.wall;
+    copies_sum.add(copies, calls);
+    collective_sum.add(collective, calls);
+    state.SetIterationTime(collective_sum.wall - before);
   }
-  const auto cpu = [](const std::vector<Times>& sums) {
-    double total = 0.0;
-    for (const Times& times : sums) total += times.cpu;
-    return total;
-  };
   const auto iterations = static_cast<double>(state.iterations());
-  state.counters["bound_us"] = copies[0].wall / iterations * 1e6;
-  state.counters["of_bound"] = copies[0].wall / collective[0].wall;
-  state.counters["of_bound_cpu"] = cpu(copies) / cpu(collective);
-  state.counters["algbw"] = benchmark::Counter(static_cast<double>(bytes) * iterations / collective[0].wall,
+  state.counters["bound_us"] = copies_sum.wall / iterations * 1e6;
+  state.counters["of_bound"] = copies_sum.wall / collective_sum.wall;
+  state.counters["of_bound_cpu"] = copies_sum.cpu / collective_sum.cpu;
+  state.counters["algbw"] = benchmark::Counter(static_cast<double>(bytes) * iterations / collective_sum.wall,
                                                benchmark::Counter::kDefaults, benchmark::Counter::kIs1024);
 }
 
@@ -101,7 +108,7 @@ BENCHMARK(all_reduce)
     ->ArgsProduct({{2, 4, 8}, {1 << 10, 16 << 10, 128 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}})
     ->UseManualTime()
     ->Unit(benchmark::kMicrosecond)
-    ->Iterations(3)  // each of many calls
+    ->Iterations(5)  // each of many calls
     ->Repetitions(5)
     ->ReportAggregatesOnly(true);
 

@@ -34,6 +34,22 @@ std::set<int> produced_values(const Program& program) {
   return produced;
 }
 
+bool has_part(const TapValue& tap) {
+  return std::any_of(tap.ranks.begin(), tap.ranks.end(), [](const HostTensor& part) { return !part.shape().empty(); });
+}
+
+// How many steps there are to judge. A run that ended inside a step has none of the steps after it: the tap that it ended
+// at is wrong, not the first one of the step that never came.
+std::size_t judged_steps(const TapRun& run) {
+  std::size_t reached = run.steps.size();
+  while (reached > 0 && std::none_of(run.steps[reached - 1].values.begin(), run.steps[reached - 1].values.end(), has_part)) {
+    --reached;
+  }
+  if (reached == 0) return run.steps.size();
+  const std::vector<TapValue>& last = run.steps[reached - 1].values;
+  return std::all_of(last.begin(), last.end(), has_part) ? run.steps.size() : reached;
+}
+
 }  // namespace
 
 std::int64_t Work::tokens() const {
@@ -62,10 +78,11 @@ Ranges Work::weight_rows(int rank) const {
 
 std::vector<Work> work_of(const Program& program, const TapRun& run) {
   const std::set<int> produced = produced_values(program);
+  const std::size_t judged = judged_steps(run);
   std::vector<Work> works;
   for (const Phase phase : {Phase::prefill, Phase::decode}) {
     std::vector<std::size_t> steps;
-    for (std::size_t s = 0; s < run.steps.size(); ++s) {
+    for (std::size_t s = 0; s < judged; ++s) {
       if (run.steps[s].step.phase == phase) steps.push_back(s);
     }
     if (steps.empty()) continue;

@@ -23,6 +23,7 @@ class RoundedWeights {
   /// A vector, whole: a bias or a norm's weight.
   std::vector<double> vector(std::string_view tensor) const;
   const Model& model() const { return model_; }
+  DType storage() const { return storage_; }
 
  private:
   const Model& model_;

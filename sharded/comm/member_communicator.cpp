@@ -70,7 +70,10 @@ class SingleCommunicator final : public MemberCommunicator {
   using MemberCommunicator::MemberCommunicator;
 
  private:
-  void exchange(Stream& stream, Post post) override { Movement(device(), stream, {&post, 1}).share(0, 0); }
+  void exchange(Stream& stream, Post post) override {
+    Movement movement(device(), stream, {&post, 1});
+    for (int share = 0; share < movement.shares(); ++share) movement.carry_out(share);
+  }
 };
 
 }  // namespace

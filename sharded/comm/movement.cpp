@@ -6,11 +6,9 @@
 namespace shardcheck {
 namespace {
 
-/// Results are passed on to the peers while they are still in the cache. (Half of it: 128 KiB to 512 KiB came out alike,
-/// 16 KiB a quarter slower.)
-constexpr std::int64_t kBlockBytes = 256 * 1024;
-/// Shares of a flat tensor begin on cache lines, so that two ranks never write to one line.
-constexpr std::int64_t kLineBytes = 64;
+/// A block of a sum is passed on to the peers while it is in the cache. (128 KiB to 512 KiB came out alike, 16 KiB a
+/// quarter slower.)
+constexpr std::int64_t kBlockBytes = 128 * 1024;
 
 /// Makes `view` the elements [begin, end) of the contiguous `whole`, as one row.
 void slide(Tensor& view, const Tensor& whole, std::int64_t begin, std::int64_t end) {
@@ -28,11 +26,14 @@ Tensor range_of(const Tensor& tensor, Dim dim, std::int64_t begin, std::int64_t 
 }  // namespace
 
 Movement::Movement(Device& device, Stream& stream, std::span<const Post> posts)
-    : device_(device), stream_(stream), posts_(posts), call_(posts[0].call) {
+    : device_(device), stream_(stream), posts_(posts), call_(posts[0].call), shares_(static_cast<int>(posts.size())) {
   for (const Post& post : posts) {
     in_.push_back(post.in);
     out_.push_back(post.out);
     in_.back().device = out_.back().device = &device;
+  }
+  if (call_.kind == CollectiveKind::all_reduce) {
+    shares_ = static_cast<int>((call_.payload_bytes() + kBlockBytes - 1) / kBlockBytes);
   }
   if (call_.kind == CollectiveKind::all_reduce || call_.kind == CollectiveKind::reduce_scatter) {
     in_view_ = in_;
@@ -40,13 +41,14 @@ Movement::Movement(Device& device, Stream& stream, std::span<const Post> posts)
   }
 }
 
-void Movement::share(int member, int round) {
-  const auto own = static_cast<std::size_t>(member);
+void Movement::carry_out(int share) {
+  const auto own = static_cast<std::size_t>(share);
+  if (call_.kind == CollectiveKind::all_reduce) return all_reduce(share);
   switch (posts_[own].call.kind) {
-    case CollectiveKind::all_reduce: return all_reduce(member, round);
-    case CollectiveKind::reduce_scatter: return reduce_scatter(member);
-    case CollectiveKind::all_gather: return all_gather(member);
-    case CollectiveKind::all_to_all: return all_to_all(member);
+    case CollectiveKind::all_reduce: return;
+    case CollectiveKind::reduce_scatter: return reduce_scatter(share);
+    case CollectiveKind::all_gather: return all_gather(share);
+    case CollectiveKind::all_to_all: return all_to_all(share);
     case CollectiveKind::broadcast:
       return device_.copy(stream_, in_[static_cast<std::size_t>(call_.peer_member)], out_[own]);
     case CollectiveKind::send: return;
@@ -62,30 +64,19 @@ void Movement::reduce(std::int64_t begin, std::int64_t end, int member, std::int
   device_.reduce_n(stream_, in_view_, call_.reduction, begin, call_.rows * call_.cols, out_view_[own]);
 }
 
-void Movement::all_reduce(int member, int round) {
-  if (posts_.size() == 1) return device_.copy(stream_, in_[0], out_[0]);
-  const auto size = static_cast<std::int64_t>(posts_.size());
-  const std::int64_t total = call_.rows * call_.cols;
-  const auto width = static_cast<std::int64_t>(element_size(call_.dtype));
-  const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / width);
-  const std::int64_t lines = (total + line - 1) / line;
-  const auto border = [&](std::int64_t i) { return std::min(total, lines * i / size * line); };
-  if (round == 0) {
-    if (border(member) < border(member + 1)) reduce(border(member), border(member + 1), member, border(member));
-    return;
-  }
-  for (std::int64_t i = 1; i < size; ++i) {
-    const auto other = static_cast<std::size_t>((member + i) % size);
-    const auto own = static_cast<std::size_t>(member);
-    const std::int64_t begin = border((member + i) % size), end = border((member + i) % size + 1);
-    if (begin == end) continue;
-    slide(out_view_[other], out_[other], begin, end);
-    slide(out_view_[own], out_[own], begin, end);
-    device_.copy(stream_, out_view_[other], out_view_[own]);
+/// Reduces one block of the flat tensor and writes it to everybody's out.
+void Movement::all_reduce(int block) {
+  const std::int64_t width = kBlockBytes / static_cast<std::int64_t>(element_size(call_.dtype));
+  const std::int64_t begin = block * width;
+  const std::int64_t end = std::min(call_.rows * call_.cols, begin + width);
+  const auto first = static_cast<std::size_t>(block) % out_.size();
+  reduce(begin, end, static_cast<int>(first), begin);
+  for (std::size_t i = 0; i < out_.size(); ++i) {
+    if (i == first) continue;
+    slide(out_view_[i], out_[i], begin, end);
+    device_.copy(stream_, out_view_[first], out_view_[i]);
   }
 }
-
-int Movement::rounds() const { return call_.kind == CollectiveKind::all_reduce && posts_.size() > 1 ? 2 : 1; }
 
 /// Reduces the member's part. Rows are one flat stretch per range, columns one per row and range.
 void Movement::reduce_scatter(int member) {

@@ -10,19 +10,20 @@
 
 namespace shardcheck {
 
-/// The work of one collective, divided into one share per member. Done once each, in any order or at the same time,
-/// the shares fill every member's out; no two shares write the same element. A reduction's bits are those of
-/// Device::reduce_n over the whole tensor, however the work is divided.
+/// The work of one collective, divided into shares. Done once each, by any thread, in any order or at the same time,
+/// they fill every member's out; no two shares write the same element. A reduction's bits are those of Device::reduce_n
+/// over the whole tensor, however the work is divided.
 class Movement {
  public:
   /// Precondition: the posts agree, and stay as they are. `device` must reach the memory of all of them.
   Movement(Device& device, Stream& stream, std::span<const Post> posts);
-  /// Enqueues one member's share on the stream.
-  void share(int member, int round);
-  int rounds() const;
+  /// all_reduce: one per block of the flat tensor; else one per member, its out.
+  int shares() const { return shares_; }
+  /// Enqueues one share on the stream.
+  void carry_out(int share);
 
  private:
-  void all_reduce(int member, int round);
+  void all_reduce(int block);
   void reduce_scatter(int member);
   void all_gather(int member);
   void all_to_all(int member);
@@ -32,6 +33,7 @@ class Movement {
   Stream& stream_;
   std::span<const Post> posts_;
   const Call& call_;
+  int shares_;
   // The members' tensors as `device` sees them, and views that slide over them: copying a handle costs an atomic
   // increment of a counter that all ranks share, moving a view costs nothing.
   std::vector<Tensor> in_, out_, in_view_, out_view_;

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "model/error.hpp"
 #include "sharded/comm/movement.hpp"
@@ -13,14 +15,12 @@
 namespace shardcheck {
 namespace {
 
-/// Up to here the last rank to arrive does everybody's share: moving so little takes less time than waking up the others
-/// twice.
-constexpr std::int64_t kSmallBytes = 256 * 1024;  // payload x ranks
+/// Waking up another rank costs as much time as moving about so many bytes, counted as payload x ranks.
+constexpr std::int64_t kBytesPerWorker = 256 * 1024;
 
-bool one_does_all(const Meeting& meeting) {
-  const Call& call = meeting.posts[0].call;
-  return call.pairwise() || call.payload_bytes() * static_cast<std::int64_t>(meeting.members.size()) <= kSmallBytes;
-}
+/// How long a rank looks for a signal before it sleeps, where that takes no core from a rank that has work: waking up
+/// a sleeping thread took about 10 us on a virtual machine.
+constexpr std::chrono::microseconds kPatience{20};
 
 std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
@@ -28,7 +28,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Rendezvous::Rendezvous(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
+Rendezvous::Rendezvous(int ranks)
+    : cores_(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+      ranks_(static_cast<std::size_t>(ranks)) {}
 
 std::shared_ptr<Meeting> Rendezvous::meeting(const std::string& group, const std::vector<int>& members, bool pair) {
   const Lock lock(mutex_);
@@ -54,73 +56,72 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
   meeting.posts[static_cast<std::size_t>(member)] = std::move(post);
   meeting.present[static_cast<std::size_t>(member)] = true;
 
-  bool all_shares = false;
   if (++meeting.arrived < size) {
-    if (wait(lock, meeting, member) == Signal::done) return;
+    const bool all_have_cores = static_cast<int>(ranks_.size()) <= cores_;
+    if (wait(lock, meeting, member, all_have_cores) == Signal::done) return;
     lock.unlock();
   } else {
     if (std::string text = disagreement(meeting.posts, meeting.members, meeting.group); !text.empty()) {
       stop(-1, std::make_exception_ptr(CommError(text)));
       throw CommError(text);
     }
-    all_shares = one_does_all(meeting);
-    meeting.working = all_shares ? 1 : size;
-    if (!all_shares) signal_others(meeting, member, Signal::work);
+    const int helpers = workers_for(meeting) - 1;
+    meeting.working = helpers + 1;
+    meeting.next_share = 0;
+    signal_next(meeting, member, helpers, Signal::work);
     lock.unlock();
-    if (!all_shares) wake_others(meeting, member);
+    wake_next(meeting, member, helpers);
   }
 
   try {
-    Movement movement(device, stream, meeting.posts);
-    for (int round = 0; round < movement.rounds(); ++round) {
-      if (round > 0 && !all_shares) next_round(meeting, member);
-      for (int i = 0; i < size; ++i) {
-        if (all_shares || i == member) movement.share(i, round);
-      }
-      stream.synchronize();
-    }
+    work(meeting, device, stream);
   } catch (...) {
     lock.lock();
     --meeting.working;
     stop(meeting.members[static_cast<std::size_t>(member)], std::current_exception());
-    wake_others(meeting, member);
+    wake_next(meeting, member, size - 1);
     throw;
   }
 
   lock.lock();
   if (--meeting.working > 0) {
-    wait(lock, meeting, member);
+    wait(lock, meeting, member, true);  // there are no more workers than cores
     return;
   }
   if (stopped_) {  // by another group's ranks; the members that wait here may leave now
-    wake_others(meeting, member);
+    wake_next(meeting, member, size - 1);
     throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
   }
   close(meeting);
-  signal_others(meeting, member, Signal::done);
+  signal_next(meeting, member, size - 1, Signal::done);
   lock.unlock();
-  wake_others(meeting, member);
+  wake_next(meeting, member, size - 1);
 }
 
-void Rendezvous::next_round(Meeting& meeting, int member) {
-  Lock lock(mutex_);
-  if (--meeting.working > 0) {
-    wait(lock, meeting, member);
-    return;
+/// Members that move the data. One where it is so little that waking up others takes longer.
+int Rendezvous::workers_for(const Meeting& meeting) const {
+  const Call& call = meeting.posts[0].call;
+  const auto size = static_cast<std::int64_t>(meeting.members.size());
+  if (call.pairwise()) return 1;
+  const std::int64_t worth = call.payload_bytes() * size / kBytesPerWorker;
+  return static_cast<int>(std::clamp<std::int64_t>(worth, 1, std::min<std::int64_t>(size, cores_)));
+}
+
+void Rendezvous::work(Meeting& meeting, Device& device, Stream& stream) {
+  Movement movement(device, stream, meeting.posts);
+  for (int share = meeting.next_share++; share < movement.shares(); share = meeting.next_share++) {
+    movement.carry_out(share);
   }
-  meeting.working = static_cast<int>(meeting.members.size());
-  signal_others(meeting, member, Signal::work);
-  lock.unlock();
-  wake_others(meeting, member);
+  stream.synchronize();
 }
 
 Rendezvous::Rank& Rendezvous::rank_of(const Meeting& meeting, int member) {
   return ranks_[static_cast<std::size_t>(meeting.members[static_cast<std::size_t>(member)])];
 }
 
-/// Sleeps until the last member to arrive or to finish says what comes next. Where the run was stopped it leaves only
-/// when nobody works on this member's tensors any more.
-Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member) {
+/// Waits until the last member to arrive or to finish says what comes next: asleep, if `patient` after a moment awake.
+/// Where the run was stopped it leaves only when nobody works on this member's tensors any more.
+Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, bool patient) {
   Rank& rank = rank_of(meeting, member);
   rank.state = State::waiting;
   rank.signal = Signal::none;
@@ -128,6 +129,12 @@ Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member) {
   rank.member = member;
   ++waiting_;
   stop_if_stuck();
+  if (patient && !stopped_) {
+    lock.unlock();
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (rank.signal == Signal::none && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    lock.lock();
+  }
   rank.wake.wait(lock, [&] { return rank.signal != Signal::none || (stopped_ && meeting.working == 0); });
   if (rank.signal != Signal::none) return rank.signal;
   rank.state = State::running;
@@ -135,19 +142,20 @@ Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member) {
   throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
 }
 
-/// From here on the others count as running, whenever their threads get a core.
-void Rendezvous::signal_others(Meeting& meeting, int member, Signal signal) {
-  for (int i = 0; i < static_cast<int>(meeting.members.size()); ++i) {
-    if (i == member) continue;
-    rank_of(meeting, i).signal = signal;
-    rank_of(meeting, i).state = State::running;
+/// Tells the `count` members after this one. From here on they count as running, whenever their threads get a core.
+void Rendezvous::signal_next(Meeting& meeting, int member, int count, Signal signal) {
+  for (int i = 1; i <= count; ++i) {
+    Rank& rank = rank_of(meeting, (member + i) % static_cast<int>(meeting.members.size()));
+    rank.signal = signal;
+    rank.state = State::running;
     --waiting_;
   }
 }
 
-void Rendezvous::wake_others(const Meeting& meeting, int member) {
-  for (int i = 0; i < static_cast<int>(meeting.members.size()); ++i) {
-    if (i != member) rank_of(meeting, i).wake.notify_one();
+/// Not under the mutex where it matters: who wakes up takes it first.
+void Rendezvous::wake_next(const Meeting& meeting, int member, int count) {
+  for (int i = 1; i <= count; ++i) {
+    rank_of(meeting, (member + i) % static_cast<int>(meeting.members.size())).wake.notify_one();
   }
 }
 

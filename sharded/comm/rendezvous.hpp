@@ -2,6 +2,7 @@
 // Where the threads of one run meet: they wait for each other, find out when nobody can go on, and stop together.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -16,8 +17,8 @@
 
 namespace shardcheck {
 
-/// One group's table: what its members brought so far. Guarded by the Rendezvous, except that the posts don't change
-/// while anybody works on them.
+/// One group's table: what its members brought so far. Guarded by the Rendezvous' mutex, except that the posts don't
+/// change while anybody works on them.
 struct Meeting {
   std::string group;         // "tp"
   std::vector<int> members;  // ranks of the world; of a pair the sender, then the receiver
@@ -25,6 +26,7 @@ struct Meeting {
   std::vector<bool> present;
   int arrived = 0;
   int working = 0;  // members that are reading and writing peers' tensors
+  std::atomic<int> next_share = 0;  // of the movement
 };
 
 /// Counts who runs, waits and has ended, so that a deadlock is known at the moment it arises, without a timeout: when
@@ -38,9 +40,9 @@ class Rendezvous {
   /// the second.
   std::shared_ptr<Meeting> meeting(const std::string& group, const std::vector<int>& members, bool pair);
 
-  /// Waits for all members, checks that their calls agree, does this member's share of the movement (or everybody's,
-  /// where that is less work than waking them) and returns when all are done. Before posting the stream is
-  /// synchronised, so that peers may read in and write out; so it is after the work.
+  /// Waits for all members, checks that their calls agree, and returns when the data has moved. The last to arrive
+  /// moves it, with as many others as there is work and are cores for: the rest sleep until it is done. Before posting
+  /// the stream is synchronised, so that peers may read in and write out; so it is after the work.
   /// Throws CommError with the call sites if the calls differ, if the ranks can't meet, or if another rank failed.
   void meet(Meeting& meeting, int member, Device& device, Stream& stream, Post post);
 
@@ -57,7 +59,7 @@ class Rendezvous {
   enum class Signal { none, work, done };
   struct Rank {
     State state = State::idle;
-    Signal signal = Signal::none;
+    std::atomic<Signal> signal = Signal::none;
     const Meeting* waits_in = nullptr;
     int member = 0;       // in waits_in
     bool called = false;  // last_call is one of this run
@@ -67,10 +69,11 @@ class Rendezvous {
   using Lock = std::unique_lock<std::mutex>;
 
   Rank& rank_of(const Meeting& meeting, int member);
-  void next_round(Meeting& meeting, int member);
-  Signal wait(Lock& lock, Meeting& meeting, int member);
-  void signal_others(Meeting& meeting, int member, Signal signal);
-  void wake_others(const Meeting& meeting, int member);
+  Signal wait(Lock& lock, Meeting& meeting, int member, bool patient);
+  int workers_for(const Meeting& meeting) const;
+  static void work(Meeting& meeting, Device& device, Stream& stream);
+  void signal_next(Meeting& meeting, int member, int count, Signal signal);
+  void wake_next(const Meeting& meeting, int member, int count);
   void close(Meeting& meeting);
   void stop(int rank, std::exception_ptr exception);
   [[noreturn]] void throw_stopped(const Call& call) const;
@@ -78,6 +81,7 @@ class Rendezvous {
   void stop_if_stuck();
   std::string everybody() const;
 
+  const int cores_;
   mutable std::mutex mutex_;
   std::vector<Rank> ranks_;
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Meeting>> groups_, pairs_;
