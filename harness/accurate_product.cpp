@@ -1,88 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/accurate_product.hpp"
 
+#include <Eigen/Core>
+#include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
-
-#ifdef __FMA__
-#include <immintrin.h>
-#endif
 
 namespace shardcheck {
 namespace {
 
-// Four sums side by side. Compilers don't vectorise the compensated loop by themselves.
-using Lanes = double __attribute__((vector_size(32)));
-constexpr int kLanes = 4;
+using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Source = Eigen::Map<const Rows, 0, Eigen::OuterStride<>>;
+using Target = Eigen::Map<Rows, 0, Eigen::OuterStride<>>;
 
-Lanes load(const double* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
-  return lanes;
-}
+constexpr std::int64_t kRowsAtOnce = 512;  // of x: bounds what the halves take
 
-/// a b - product, exactly, where product is a b rounded.
-Lanes product_error(Lanes a, Lanes b, Lanes product) {
-#ifdef __FMA__
-  return _mm256_fmsub_pd(a, b, product);
-#else
-  Lanes error;
-  for (int lane = 0; lane < kLanes; ++lane) error[lane] = std::fma(a[lane], b[lane], -product[lane]);
-  return error;
-#endif
-}
+/// Rows as high + low, exactly. Of a row whose largest magnitude is below 2^e, the high half holds the multiples of
+/// 2^(e - bits); the low half is the rest.
+struct Halves {
+  Rows high, low;
 
-/// sum + error = what was added so far, with error below the last bit of sum.
-struct Compensated {
-  double sum = 0.0, error = 0.0;
-
-  void add(double term) {
-    const double next = sum + term;
-    const double rest = next - sum;
-    error += (sum - (next - rest)) + (term - rest);
-    sum = next;
+  Halves(const Source& from, int bits) : high(from.rows(), from.cols()), low(from) {
+    for (Eigen::Index m = 0; m < from.rows(); ++m) {
+      int exponent = 0;
+      const double largest = from.cols() == 0 ? 0.0 : from.row(m).cwiseAbs().maxCoeff();
+      std::frexp(largest, &exponent);
+      // Nothing to gain, or no room for the anchor: all of the row is its low half.
+      const bool plain = !(from.row(m).array().isFinite().all()) || largest == 0.0 ||
+                         std::abs(exponent) > 900;
+      if (plain) {
+        high.row(m).setZero();
+        continue;
+      }
+      // Adding 1.5 * 2^52 units makes the hardware round to a whole number of units.
+      const double anchor = std::ldexp(1.5, 52 + exponent - bits);
+      const double* const in = from.row(m).data();
+      double* const upper = high.row(m).data();
+      double* const lower = low.row(m).data();
+      for (Eigen::Index k = 0; k < from.cols(); ++k) {
+        upper[k] = (in[k] + anchor) - anchor;
+        lower[k] = in[k] - upper[k];
+      }
+    }
   }
 };
 
-double accurate_dot(const double* x, const double* w, std::int64_t terms) {
-  // Two independent sets of lanes hide the latency of the additions.
-  Lanes sum[2] = {}, error[2] = {};
-  std::int64_t k = 0;
-  for (; k + 2 * kLanes <= terms; k += 2 * kLanes) {
-    for (int set = 0; set < 2; ++set) {
-      const Lanes a = load(x + k + set * kLanes), b = load(w + k + set * kLanes);
-      const Lanes product = a * b;
-      const Lanes next = sum[set] + product;
-      const Lanes rest = next - sum[set];
-      error[set] += ((sum[set] - (next - rest)) + (product - rest)) + product_error(a, b, product);
-      sum[set] = next;
-    }
-  }
-  Compensated total;
-  double tail = 0.0;
-  for (; k < terms; ++k) {
-    const double product = x[k] * w[k];
-    tail += std::fma(x[k], w[k], -product);
-    total.add(product);
-  }
-  for (int set = 0; set < 2; ++set) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      total.add(sum[set][lane]);
-      tail += error[set][lane];
-    }
-  }
-  // An overflow leaves inf - inf in the error terms: the plain sum says which it was.
-  return std::isfinite(total.sum) ? total.sum + (total.error + tail) : total.sum;
-}
-
 }  // namespace
 
-void accurate_product(const double* x, std::int64_t x_stride, std::int64_t rows, const double* w, std::int64_t w_stride,
-                      std::int64_t cols, std::int64_t terms, double* y, std::int64_t y_stride) {
-  for (std::int64_t n = 0; n < cols; ++n) {
-    for (std::int64_t m = 0; m < rows; ++m) {
-      y[m * y_stride + n] = accurate_dot(x + m * x_stride, w + n * w_stride, terms);
-    }
+void accurate_product(const double* x, std::int64_t x_stride, std::int64_t rows, const double* w,
+                      std::int64_t w_stride, std::int64_t cols, std::int64_t terms, double* y,
+                      std::int64_t y_stride) {
+  // A sum of `terms` products of two numbers of this many bits fits 53: no order of additions rounds it.
+  const int bits = (53 - static_cast<int>(std::bit_width(
+                             static_cast<std::uint64_t>(std::max<std::int64_t>(terms, 1))))) /
+                   2;
+  const Halves weight(Source(w, cols, terms, Eigen::OuterStride<>(w_stride)), bits);
+  const Source whole_weight(w, cols, terms, Eigen::OuterStride<>(w_stride));
+  Rows exact;
+  for (std::int64_t begin = 0; begin < rows; begin += kRowsAtOnce) {
+    const std::int64_t count = std::min(kRowsAtOnce, rows - begin);
+    const Halves input(Source(x + begin * x_stride, count, terms, Eigen::OuterStride<>(x_stride)),
+                       bits);
+    Target out(y + begin * y_stride, count, cols, Eigen::OuterStride<>(y_stride));
+    exact.noalias() = input.high * weight.high.transpose();
+    out.noalias() = input.low * whole_weight.transpose();
+    out.noalias() += input.high * weight.low.transpose();
+    out += exact;
   }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/audit.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace shardcheck {
 namespace {
@@ -24,12 +24,18 @@ std::int64_t unit_of(const CollectiveStep& step, const Config& config) {
 
 std::string_view kind_name(Kind kind) {
   switch (kind) {
-    case Kind::all_reduce: return "all_reduce";
-    case Kind::reduce_scatter: return "reduce_scatter";
-    case Kind::all_gather: return "all_gather";
-    case Kind::all_to_all: return "all_to_all";
-    case Kind::broadcast: return "broadcast";
-    case Kind::slice: return "slice";
+    case Kind::all_reduce:
+      return "all_reduce";
+    case Kind::reduce_scatter:
+      return "reduce_scatter";
+    case Kind::all_gather:
+      return "all_gather";
+    case Kind::all_to_all:
+      return "all_to_all";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::slice:
+      return "slice";
   }
   return "?";
 }
@@ -62,7 +68,8 @@ class PointShape {
     const auto piece = [&](const Ranges& whole, int rank, std::int64_t size) {
       const std::vector<int> group = mesh_.group(rank, axes);
       const auto at = std::find(group.begin(), group.end(), rank) - group.begin();
-      return compose(whole, Partition::balanced(total(whole), static_cast<int>(group.size()), size).of(static_cast<int>(at)));
+      return compose(whole, Partition::balanced(total(whole), static_cast<int>(group.size()), size)
+                                .of(static_cast<int>(at)));
     };
     if (along_tokens) {
       tokens_ = piece(tokens_, rank_, 1);
@@ -84,22 +91,24 @@ class PointShape {
 };
 
 std::string describe(const ExpectedCollective& e) {
-  return fmt::format("{} over {} of {} bytes ({}) at {}", e.what, e.group, e.payload_bytes, name(e.dtype), e.module);
+  return fmt::format("{} over {} of {} bytes ({}) at {}", e.what, e.group, e.payload_bytes,
+                     name(e.dtype), e.module);
 }
 std::string describe(const LedgerRecord& r) {
-  return fmt::format("{} over {} of {} bytes ({}) at {}", r.what, r.group, r.payload_bytes, name(r.dtype), r.site);
+  return fmt::format("{} over {} of {} bytes ({}) at {}", r.what, r.group, r.payload_bytes,
+                     name(r.dtype), r.site);
 }
 
 /// The tap belongs to the module, its input or one of its stages.
 bool belongs(std::string_view site, std::string_view module) {
-  return site == module || (site.size() > module.size() && site.substr(0, module.size()) == module &&
-                            site[module.size()] == '.');
+  return site == module || (site.size() > module.size() &&
+                            site.substr(0, module.size()) == module && site[module.size()] == '.');
 }
 
 }  // namespace
 
-std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPlan& plan, const RunSettings& settings,
-                                            const Step& step, int rank) {
+std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPlan& plan,
+                                            const RunSettings& settings, const Step& step, int rank) {
   std::vector<ExpectedCollective> expected;
   const Mesh& mesh = plan.mesh;
   std::map<std::string, bool> input_done;  // one block's shared input is collected once
@@ -111,7 +120,8 @@ std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPl
       if (in) {
         // q, k and v read one norm's output, gate and up another's.
         const bool mlp = module.role == ModuleRole::gate || module.role == ModuleRole::up;
-        const bool qkv = module.role == ModuleRole::q || module.role == ModuleRole::k || module.role == ModuleRole::v;
+        const bool qkv = module.role == ModuleRole::q || module.role == ModuleRole::k ||
+                         module.role == ModuleRole::v;
         if (mlp || qkv) {
           bool& done = input_done[fmt::format("{}.{}", module.layer, mlp ? "mlp" : "attention")];
           if (done) continue;
@@ -125,44 +135,55 @@ std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPl
         if (in) {
           features.push_back({{0, module.kind == ModuleKind::norm ? module.out : module.in}});
         } else {
-          features.push_back(module.kind == ModuleKind::embedding ? plan.cols_of(module, r) : plan.rows_of(module, r));
+          features.push_back(module.kind == ModuleKind::embedding ? plan.cols_of(module, r)
+                                                                  : plan.rows_of(module, r));
         }
       }
       PointShape shape(mesh, rank, step.tokens(), features);
       if (in && steps.front().kind == Kind::all_gather) {
-        shape.split(axes_of(steps.front(), mesh), is_tokens(steps.front().dim), unit_of(steps.front(), model.config()));
+        shape.split(axes_of(steps.front(), mesh), is_tokens(steps.front().dim),
+                    unit_of(steps.front(), model.config()));
       }
       for (const CollectiveStep& collective : steps) {
         const std::vector<int> axes = axes_of(collective, mesh);
         if (mesh.group_size(axes) == 1) continue;
         const std::int64_t unit = unit_of(collective, model.config());
-        const bool reduces = collective.kind == Kind::all_reduce || collective.kind == Kind::reduce_scatter;
+        const bool reduces = collective.kind == Kind::all_reduce ||
+                             collective.kind == Kind::reduce_scatter;
         const DType dtype = reduces ? settings.wire : settings.storage;
         const auto size = static_cast<std::int64_t>(element_size(dtype));
         const std::int64_t before = shape.elements() * size;
         switch (collective.kind) {
           case Kind::all_reduce:
-          case Kind::broadcast: break;
-          case Kind::all_gather: shape.gather(axes, is_tokens(collective.dim), step.tokens()); break;
+          case Kind::broadcast:
+            break;
+          case Kind::all_gather:
+            shape.gather(axes, is_tokens(collective.dim), step.tokens());
+            break;
           case Kind::reduce_scatter:
-          case Kind::slice: shape.split(axes, is_tokens(collective.dim), unit); break;
+          case Kind::slice:
+            shape.split(axes, is_tokens(collective.dim), unit);
+            break;
           case Kind::all_to_all:
             shape.gather(axes, is_tokens(collective.concat), step.tokens());
             shape.split(axes, is_tokens(collective.dim), unit);
             break;
         }
         if (collective.kind == Kind::slice) continue;
-        const std::int64_t payload = collective.kind == Kind::all_gather ? shape.elements() * size : before;
+        const std::int64_t payload = collective.kind == Kind::all_gather ? shape.elements() * size
+                                                                         : before;
         expected.push_back({module.path, std::string(kind_name(collective.kind)),
-                            fmt::format("{}", fmt::join(collective.axes, ",")), dtype, payload, before});
+                            fmt::format("{}", fmt::join(collective.axes, ",")), dtype, payload,
+                            before});
       }
     }
   }
   return expected;
 }
 
-AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSettings& settings, std::span<const Step> steps,
-                  const std::vector<Ledger>& ledgers, const std::vector<Ledger>& meta) {
+AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSettings& settings,
+                  std::span<const Step> steps, const std::vector<Ledger>& ledgers,
+                  const std::vector<Ledger>& meta) {
   AuditResult result;
   const auto fail = [&](int rank, std::string site, std::string problem) {
     if (result.passed) {
@@ -190,26 +211,30 @@ AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSetting
         const LedgerRecord* got = at < issued.size() ? issued[at] : nullptr;
         ++at;
         if (got != nullptr && got->what == e.what && got->group == e.group && got->dtype == e.dtype &&
-            got->payload_bytes == e.payload_bytes && got->own_bytes == e.own_bytes && got->phase == step.phase &&
-            got->step == step.index && belongs(got->site, e.module)) {
+            got->payload_bytes == e.payload_bytes && got->own_bytes == e.own_bytes &&
+            got->phase == step.phase && got->step == step.index && belongs(got->site, e.module)) {
           continue;
         }
         good = false;
         fail(rank, got != nullptr ? got->site : e.module,
-             fmt::format("{} step {}: the plan asks for {}, but {}", name(step.phase), step.index, describe(e),
-                         got == nullptr ? "nothing more was issued" : "the rank issued " + describe(*got)));
+             fmt::format(
+                 "{} step {}: the plan asks for {}, but {}", name(step.phase), step.index, describe(e),
+                 got == nullptr ? "nothing more was issued" : "the rank issued " + describe(*got)));
       }
     }
     if (good && at < issued.size()) {
       good = false;
-      fail(rank, issued[at]->site, "the rank issued a collective that the plan doesn't ask for: " + describe(*issued[at]));
+      fail(rank, issued[at]->site,
+           "the rank issued a collective that the plan doesn't ask for: " + describe(*issued[at]));
     }
     const Ledger& shapes = meta[static_cast<std::size_t>(rank)];
-    const auto [mine, theirs] = std::mismatch(ledger.begin(), ledger.end(), shapes.begin(), shapes.end());
+    const auto [mine, theirs] = std::mismatch(ledger.begin(), ledger.end(), shapes.begin(),
+                                              shapes.end());
     if (good && (mine != ledger.end() || theirs != shapes.end())) {
       const LedgerRecord& record = mine != ledger.end() ? *mine : *theirs;
-      fail(rank, record.site, fmt::format("record {} ({} at {}) differs between the device and meta",
-                                          mine - ledger.begin(), record.what, record.site));
+      fail(rank, record.site,
+           fmt::format("record {} ({} at {}) differs between the device and meta",
+                       mine - ledger.begin(), record.what, record.site));
     }
   }
   return result;

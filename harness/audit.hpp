@@ -24,21 +24,22 @@ struct ExpectedCollective {
 
 /// The collectives of one rank for one step, in order, from plan and config alone (never from the Program): for
 /// megatron, two all_reduces of tokens x hidden x wire bytes per layer, one for the embedding, one gather of the logits.
-std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPlan& plan, const RunSettings& settings,
-                                            const Step& step, int rank);
+std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPlan& plan,
+                                            const RunSettings& settings, const Step& step, int rank);
 
 struct AuditResult {
   bool passed = true;
   std::string problem;  // the first difference: rank, place, expected, got
   std::string site;     // tap of the first difference
   std::vector<int> ranks;
-  std::int64_t collectives = 0;   // of rank 0, all steps
+  std::int64_t collectives = 0;    // of rank 0, all steps
   std::int64_t payload_bytes = 0;  // of rank 0, all steps
 };
 
 /// Compares every rank's ledger with the closed form, and with the ledger of the same program on the meta device,
 /// record for record.
-AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSettings& settings, std::span<const Step> steps,
-                  const std::vector<Ledger>& ledgers, const std::vector<Ledger>& meta);
+AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSettings& settings,
+                  std::span<const Step> steps, const std::vector<Ledger>& ledgers,
+                  const std::vector<Ledger>& meta);
 
 }  // namespace shardcheck

@@ -35,8 +35,8 @@ struct CandidateOptions {
 
 /// Throws InputError (exit 2): no manifest, an unknown word, a rank without a file, an id outside the vocabulary, a tap
 /// that the model doesn't have (with the nearest), ranges that leave a gap, a tensor that no step has.
-Candidate read_candidate(const Model& model, const Registry& ops, const std::filesystem::path& folder,
-                         const CandidateOptions& options = {});
+Candidate read_candidate(const Model& model, const Registry& ops,
+                         const std::filesystem::path& folder, const CandidateOptions& options = {});
 
 /// One tap of a candidate against the reference.
 struct CandidateRow {
@@ -52,8 +52,8 @@ struct CandidateRow {
 };
 
 struct CandidateReport {
-  std::vector<CandidateRow> rows;     // every tap of every step that was compared
-  std::vector<TapScore> scores;       // ops that could be judged from their own inputs (G3)
+  std::vector<CandidateRow> rows;  // every tap of every step that was compared
+  std::vector<TapScore> scores;    // ops that could be judged from their own inputs (G3)
   std::int64_t compared = 0, unknown = 0;
   std::optional<FirstFailure> first;  // in program order
   std::vector<std::string> mistrust;
@@ -62,7 +62,8 @@ struct CandidateReport {
 
 /// Coverage and shapes, NaN, replicas bitwise equal, assembled values against the reference with 4 times the error of
 /// the unsharded run on `parts`' cpu device, and G3 where an op's inputs are taps too.
-CandidateReport compare_candidate(const Model& model, const Candidate& candidate, const VerifyParts& parts);
+CandidateReport compare_candidate(const Model& model, const Candidate& candidate,
+                                  const VerifyParts& parts);
 
 std::string candidate_table(const CandidateReport& report, const Mesh& mesh);
 std::string candidate_json(const CandidateReport& report);

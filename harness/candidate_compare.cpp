@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
-
-#include <fmt/format.h>
 
 #include "harness/candidate.hpp"
 #include "harness/mistrust.hpp"
@@ -36,13 +36,17 @@ StepValues reference_values(const Model& model, const Candidate& candidate) {
     for (const StepSequence& part : step.step.sequences) {
       if (part.count == 0) continue;
       const auto& ids = candidate.sequences[static_cast<std::size_t>(part.sequence)];
-      const std::span<const std::int64_t> chunk(ids.data() + part.first, static_cast<std::size_t>(part.count));
-      sequences[static_cast<std::size_t>(part.sequence)].forward(chunk, [&](std::string_view tap, const Matrix<double>& value) {
-        const std::string name(tap);
-        const bool wanted = step.find(name) != nullptr || step.find(name + ".partial") != nullptr ||
-                            step.find(name + ".reduced") != nullptr;
-        if (wanted) append_rows(values[s].try_emplace(name, 0, value.cols()).first->second, value);
-      });
+      const std::span<const std::int64_t> chunk(ids.data() + part.first,
+                                                static_cast<std::size_t>(part.count));
+      sequences[static_cast<std::size_t>(part.sequence)].forward(
+          chunk, [&](std::string_view tap, const Matrix<double>& value) {
+            const std::string name(tap);
+            const bool wanted = step.find(name) != nullptr ||
+                                step.find(name + ".partial") != nullptr ||
+                                step.find(name + ".reduced") != nullptr;
+            if (wanted)
+              append_rows(values[s].try_emplace(name, 0, value.cols()).first->second, value);
+          });
     }
   }
   return values;
@@ -67,17 +71,21 @@ class Comparer {
       for (const TapValue& value : run_.steps[s].values) compare_tap(s, value);
     }
     check_coverage();
-    for (const auto& faults : {check_replicas(candidate_.program, run_), check_caches(candidate_.program, run_)}) {
+    for (const auto& faults :
+         {check_replicas(candidate_.program, run_), check_caches(candidate_.program, run_)}) {
       for (const WiringFault& fault : faults) wiring_.push_back(fault);
     }
     const std::unique_ptr<Device> device = parts_.devices.make("cpu");
     JudgeOptions judge;
     judge.taps_may_be_missing = true;
-    judge.arithmetic = [&](Primitive primitive, DType storage) { return device->arithmetic(primitive, storage); };
+    judge.arithmetic = [&](Primitive primitive, DType storage) {
+      return device->arithmetic(primitive, storage);
+    };
     const JudgeCell cell{&candidate_.program, &run_};
     report_.scores = judge_local(model_, {&cell, 1}, judge).front();
     for (const Mistrust& value : mistrusted_values(run_)) {
-      report_.mistrust.push_back(fmt::format("{} of rank {}: {}", value.tap, value.rank, value.sentence));
+      report_.mistrust.push_back(
+          fmt::format("{} of rank {}: {}", value.tap, value.rank, value.sentence));
     }
     find_first();
     return std::move(report_);
@@ -109,15 +117,19 @@ class Comparer {
     if (found != values.end()) return {&found->second, {}};
     for (const char* suffix : {".partial", ".reduced"}) {
       const std::string_view ending(suffix);
-      if (tap.size() <= ending.size() || tap.compare(tap.size() - ending.size(), ending.size(), ending) != 0) continue;
+      if (tap.size() <= ending.size() ||
+          tap.compare(tap.size() - ending.size(), ending.size(), ending) != 0)
+        continue;
       const std::string path = tap.substr(0, tap.size() - ending.size());
       const auto whole = values.find(path);
       if (whole == values.end()) return {};
       Truth truth{&whole->second, {}};
       const Module& module = model_.module(path);
       const int order = program_order(candidate_.program, Phase::prefill, tap);
-      const bool added = order < instruction_count() && candidate_.program.instructions.at(Phase::prefill)
-                                                            [static_cast<std::size_t>(order)].adds_bias;
+      const bool added = order < instruction_count() &&
+                         candidate_.program.instructions
+                             .at(Phase::prefill)[static_cast<std::size_t>(order)]
+                             .adds_bias;
       if (module.kind == ModuleKind::linear && module.has_bias && !added) {
         truth.bias.resize(static_cast<std::size_t>(module.out));
         model_.read_rows(module.bias(), 0, module.out, truth.bias);
@@ -135,7 +147,8 @@ class Comparer {
     std::string name = tap;
     for (const char* suffix : {".partial", ".reduced"}) {
       const std::string_view ending(suffix);
-      if (name.size() > ending.size() && name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
+      if (name.size() > ending.size() &&
+          name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
         name.resize(name.size() - ending.size());
       }
     }
@@ -145,9 +158,11 @@ class Comparer {
     const auto reference = truth_[s].find(name);
     const std::vector<double> got = value->ranks[0].to_f64();
     // The gate's product stands in for silu(gate) alone, which the program never stores.
-    const Matrix<double>& truth = reference != truth_[s].end() ? reference->second : truth_[s].begin()->second;
+    const Matrix<double>& truth = reference != truth_[s].end() ? reference->second
+                                                               : truth_[s].begin()->second;
     if (value->name != name && got.size() != truth.values().size()) return 0.0;
-    if (value->name != name && name.find("act_fn") != std::string::npos) return act_fn_error(s, name);
+    if (value->name != name && name.find("act_fn") != std::string::npos)
+      return act_fn_error(s, name);
     return relative_error(got, truth.values());
   }
 
@@ -187,7 +202,9 @@ class Comparer {
 
   int order_of(const std::string& tap) const {
     const int order = program_order(candidate_.program, Phase::prefill, tap);
-    return order < instruction_count() ? order : program_order(candidate_.program, Phase::prefill, alias(tap));
+    return order < instruction_count()
+               ? order
+               : program_order(candidate_.program, Phase::prefill, alias(tap));
   }
 
   void compare_tap(std::size_t s, const TapValue& value) {
@@ -200,7 +217,8 @@ class Comparer {
     const Truth truth = truth_of(s, value.name);
     ++report_.compared;
     check_shapes(step, value, truth, row);
-    if (row.problem.empty() && truth.value == nullptr) row.problem = "the reference has no such value in this step";
+    if (row.problem.empty() && truth.value == nullptr)
+      row.problem = "the reference has no such value in this step";
     if (row.problem.empty()) {
       row.limit = kYardsticks * yardstick_error(s, value.name);
       measure(value, truth, row);
@@ -223,15 +241,17 @@ class Comparer {
       const std::vector<std::int64_t> wanted{total(value.layout.token_ranges(run_.mesh, rank, rows)),
                                              value.layout.local_features(rank)};
       if (tensor.shape() != wanted) {
-        note(fmt::format("rank {} has shape {}, its placement needs {}", rank, to_string(tensor.shape()), to_string(wanted)));
+        note(fmt::format("rank {} has shape {}, its placement needs {}", rank,
+                         to_string(tensor.shape()), to_string(wanted)));
         continue;
       }
       const std::vector<double> numbers = tensor.to_f64();
-      const auto bad = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
+      const auto bad = std::find_if(numbers.begin(), numbers.end(),
+                                    [](double x) { return !std::isfinite(x); });
       if (bad != numbers.end()) {
         const auto at = bad - numbers.begin();
-        note(fmt::format("rank {} holds {} at row {}, feature {} of its part", rank, *bad, at / tensor.cols(),
-                         at % tensor.cols()));
+        note(fmt::format("rank {} holds {} at row {}, feature {} of its part", rank, *bad,
+                         at / tensor.cols(), at % tensor.cols()));
       }
     }
   }
@@ -244,7 +264,8 @@ class Comparer {
     std::vector<double> whole(static_cast<std::size_t>(rows * cols), 0.0);
     std::vector<bool> filled(whole.size(), false);
     const auto expected = [&](std::int64_t r, std::int64_t c) {
-      return (*truth.value)(r, c) - (truth.bias.empty() ? 0.0 : truth.bias[static_cast<std::size_t>(c)]);
+      return (*truth.value)(r, c) -
+             (truth.bias.empty() ? 0.0 : truth.bias[static_cast<std::size_t>(c)]);
     };
     for (int rank = 0; rank < mesh.ranks(); ++rank) {
       if (partial && !first_on_unsummed_axes(value.layout, rank)) continue;
@@ -282,7 +303,8 @@ class Comparer {
     }
     row.rel_fro = error == 0.0 ? 0.0 : std::sqrt(error) / norm_of(truth, rows, cols);
     if (row.rel_fro <= row.limit && !row.ranks.empty()) {
-      row.problem = fmt::format("rank {} has another value than the ranks before it", fmt::join(row.ranks, ", "));
+      row.problem = fmt::format("rank {} has another value than the ranks before it",
+                                fmt::join(row.ranks, ", "));
     }
   }
 
@@ -290,7 +312,8 @@ class Comparer {
     double norm = 0.0;
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < cols; ++c) {
-        const double y = (*truth.value)(r, c) - (truth.bias.empty() ? 0.0 : truth.bias[static_cast<std::size_t>(c)]);
+        const double y = (*truth.value)(r, c) -
+                         (truth.bias.empty() ? 0.0 : truth.bias[static_cast<std::size_t>(c)]);
         norm += y * y;
       }
     }
@@ -319,8 +342,9 @@ class Comparer {
           row.step = run_.steps[s].step.index;
           row.order = order_of(value.name);
           for (int rank = 0; rank < run_.mesh.ranks(); ++rank) row.ranks.push_back(rank);
-          row.problem = fmt::format("missing in {} step {}, but {} step {} has it", name(row.phase), row.step,
-                                    name(run_.steps[other].step.phase), run_.steps[other].step.index);
+          row.problem = fmt::format("missing in {} step {}, but {} step {} has it", name(row.phase),
+                                    row.step, name(run_.steps[other].step.phase),
+                                    run_.steps[other].step.index);
           report_.rows.push_back(std::move(row));
         }
       }
@@ -341,9 +365,12 @@ class Comparer {
       failure.phase = row.phase;
       failure.step = row.step;
       failure.ranks = row.ranks;
-      failure.cause = !row.problem.empty() ? row.problem
-                                           : fmt::format("assembled value is off by {:.3g}, limit {:.3g} (4 times the "
-                                                         "unsharded run's error)", row.rel_fro, row.limit);
+      failure.cause = !row.problem.empty()
+                          ? row.problem
+                          : fmt::format(
+                                "assembled value is off by {:.3g}, limit {:.3g} (4 times the "
+                                "unsharded run's error)",
+                                row.rel_fro, row.limit);
       suspects.push_back({row.order, row.problem.empty() ? 2 : 0, failure});
     }
     for (const WiringFault& fault : wiring_) {
@@ -377,9 +404,10 @@ class Comparer {
       }
       suspects.push_back({program_order(candidate_.program, Phase::prefill, score.tap), 1, failure});
     }
-    const auto earliest = std::min_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
-      return a.order != b.order ? a.order < b.order : a.gate < b.gate;
-    });
+    const auto earliest = std::min_element(
+        suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
+          return a.order != b.order ? a.order < b.order : a.gate < b.gate;
+        });
     if (earliest == suspects.end()) return;
     report_.first = earliest->failure;
     std::vector<int>& ranks = report_.first->ranks;
@@ -403,7 +431,8 @@ class Comparer {
 
 bool CandidateReport::passed() const { return compared > 0 && !first && mistrust.empty(); }
 
-CandidateReport compare_candidate(const Model& model, const Candidate& candidate, const VerifyParts& parts) {
+CandidateReport compare_candidate(const Model& model, const Candidate& candidate,
+                                  const VerifyParts& parts) {
   return Comparer(model, candidate, parts).compare();
 }
 

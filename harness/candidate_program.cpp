@@ -22,11 +22,13 @@ class CandidateProgram {
   }
 
   Program build() {
-    for (const char* source : {"ids", "positions"}) values_[source] = add({source, Layout::replicated(1, program_.mesh)});
+    for (const char* source : {"ids", "positions"})
+      values_[source] = add({source, Layout::replicated(1, program_.mesh)});
     const Graph graph = build_graph(program_.config);
     for (const Node& node : graph.nodes) add_node(node);
     program_.instructions[Phase::decode] = program_.instructions[Phase::prefill];
-    for (const Phase phase : {Phase::prefill, Phase::decode}) program_.result[phase] = values_.at(graph.nodes.back().outputs[0]);
+    for (const Phase phase : {Phase::prefill, Phase::decode})
+      program_.result[phase] = values_.at(graph.nodes.back().outputs[0]);
     program_.plan.points = {{Phase::prefill, {}}, {Phase::decode, {}}};
     return std::move(program_);
   }
@@ -63,10 +65,12 @@ class CandidateProgram {
     const std::vector<std::int64_t> sizes = op.shapes(node, program_.config, module, features);
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
       const std::string name = i == 0 ? stages.front() : node.outputs[i];
-      Value out{name, layout(name) != nullptr ? *layout(name) : Layout::replicated(sizes[i], program_.mesh)};
+      Value out{name, layout(name) != nullptr ? *layout(name)
+                                              : Layout::replicated(sizes[i], program_.mesh)};
       if (out.layout.any_partial()) out.dtype = ValueDType::wire;
       out.rows = op.rows();
-      if (out.rows == ValueRows::cache) out.window = static_cast<std::int64_t>(node.attributes.at("window"));
+      if (out.rows == ValueRows::cache)
+        out.window = static_cast<std::int64_t>(node.attributes.at("window"));
       instruction.outputs.push_back(add(std::move(out)));
       values_[node.outputs[i]] = instruction.outputs.back();
     }
@@ -82,7 +86,8 @@ class CandidateProgram {
       const bool last = stage + 1 == stages.size();
       // X.partial -> X.reduced is the collective, X.reduced -> X the bias; X.partial -> X with a bias is both in one, and
       // can't be taken apart from outside: the linear's fused check covers it.
-      const bool is_bias = has_bias && last && !biased && stages[stage - 1] == node.module + ".reduced";
+      const bool is_bias = has_bias && last && !biased &&
+                           stages[stage - 1] == node.module + ".reduced";
       if (has_bias && last && !biased && !is_bias) {
         values_[node.outputs[0]] = add({node.outputs[0], *layout_or(node.outputs[0], sizes[0])});
         continue;
@@ -142,7 +147,9 @@ class CandidateProgram {
     const bool table = module.kind == ModuleKind::embedding;
     (table ? placement.cols : placement.rows) = out.owned;
     placement.may_overlap = out.may_overlap;
-    const Layout* in = table || instruction.inputs.empty() ? nullptr : &program_.value(instruction.inputs[0]).layout;
+    const Layout* in = table || instruction.inputs.empty()
+                           ? nullptr
+                           : &program_.value(instruction.inputs[0]).layout;
     for (std::size_t axis = 0; axis < out.placements.size(); ++axis) {
       const bool partial = out.placements[axis].is_partial();
       if (partial) placement.cuts.push_back({static_cast<int>(axis), table});
@@ -153,7 +160,8 @@ class CandidateProgram {
       if (partial && table) {
         for (int rank = 0; rank < program_.mesh.ranks(); ++rank) {
           const int at = program_.mesh.coordinates(rank)[axis];
-          placement.rows.push_back(Partition::balanced(module.out, program_.mesh.axes[axis].size).of(at));
+          placement.rows.push_back(
+              Partition::balanced(module.out, program_.mesh.axes[axis].size).of(at));
         }
       }
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <set>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "harness/candidate.hpp"
 #include "harness/candidate_names.hpp"
@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 
 class Reader {
  public:
-  Reader(const Model& model, const Registry& ops, const std::filesystem::path& folder, const CandidateOptions& options)
+  Reader(const Model& model, const Registry& ops, const std::filesystem::path& folder,
+         const CandidateOptions& options)
       : model_(model), ops_(ops), folder_(folder), options_(options) {}
 
   Candidate read() {
@@ -44,13 +45,16 @@ class Reader {
   Json parse() const {
     const std::filesystem::path file = folder_ / "manifest.json";
     if (!std::filesystem::exists(file)) {
-      throw InputError(fmt::format("{}: no manifest.json here; a candidate is a folder with manifest.json and one "
-                                   "safetensors file per rank", folder_.string()));
+      throw InputError(fmt::format(
+          "{}: no manifest.json here; a candidate is a folder with manifest.json and one "
+          "safetensors file per rank",
+          folder_.string()));
     }
     try {
       Json json = Json::parse(read_text(file));
       if (!json.is_object()) fail("must hold an object");
-      static const std::set<std::string> kKnown{"schema", "mesh", "dtype", "wire", "reduction", "ids", "steps", "ranks", "taps"};
+      static const std::set<std::string> kKnown{"schema", "mesh",  "dtype", "wire", "reduction",
+                                                "ids",    "steps", "ranks", "taps"};
       for (const auto& item : json.items()) {
         if (kKnown.count(item.key()) == 0) {
           fail(fmt::format("unknown key \"{}\"; did you mean \"{}\"?", item.key(),
@@ -66,7 +70,8 @@ class Reader {
     }
   }
 
-  std::int64_t integer(const Json& json, const std::string& where, std::int64_t low, std::int64_t high) const {
+  std::int64_t integer(const Json& json, const std::string& where, std::int64_t low,
+                       std::int64_t high) const {
     if (!json.is_number_integer() || json.get<std::int64_t>() < low || json.get<std::int64_t>() > high) {
       fail(fmt::format("{} must be an integer from {} to {}, not {}", where, low, high, json.dump()));
     }
@@ -74,8 +79,10 @@ class Reader {
   }
 
   DType dtype(const Json& json, const std::string& key) const {
-    const std::optional<DType> parsed = json.is_string() ? parse_float_dtype(json.get<std::string>()) : std::nullopt;
-    if (!parsed) fail(fmt::format("\"{}\" must be f64, f32, bf16 or fp16, not {}", key, json.dump()));
+    const std::optional<DType> parsed = json.is_string() ? parse_float_dtype(json.get<std::string>())
+                                                         : std::nullopt;
+    if (!parsed)
+      fail(fmt::format("\"{}\" must be f64, f32, bf16 or fp16, not {}", key, json.dump()));
     return *parsed;
   }
 
@@ -83,7 +90,8 @@ class Reader {
     if (manifest_["schema"] != "shardcheck.taps/1") {
       fail(fmt::format("schema {} is not \"shardcheck.taps/1\"", manifest_["schema"].dump()));
     }
-    if (!manifest_["mesh"].is_object() || manifest_["mesh"].empty()) fail("\"mesh\" must be an object such as {\"tp\": 4}");
+    if (!manifest_["mesh"].is_object() || manifest_["mesh"].empty())
+      fail("\"mesh\" must be an object such as {\"tp\": 4}");
     for (const auto& [axis, size] : manifest_["mesh"].items()) {
       mesh_.axes.push_back({axis, static_cast<int>(integer(size, "mesh." + axis, 1, 1024))});
     }
@@ -96,7 +104,8 @@ class Reader {
       const Json& reduction = manifest_["reduction"];
       if (!reduction.is_object()) fail("\"reduction\" must be an object with order and hop");
       const auto word = [&](const char* key, std::string_view otherwise) {
-        if (reduction.contains(key) && !reduction[key].is_string()) fail(fmt::format("reduction.{} must be a word", key));
+        if (reduction.contains(key) && !reduction[key].is_string())
+          fail(fmt::format("reduction.{} must be a word", key));
         return reduction.contains(key) ? reduction[key].get<std::string>() : std::string(otherwise);
       };
       const auto order = parse_reduce_order(word("order", "ring"));
@@ -105,21 +114,25 @@ class Reader {
       run.reduction.order = *order;
       run.reduction.hop = *hop;
     }
-    if (!manifest_["ids"].is_array() || manifest_["ids"].empty()) fail("\"ids\" must list one list of ids per sequence");
+    if (!manifest_["ids"].is_array() || manifest_["ids"].empty())
+      fail("\"ids\" must list one list of ids per sequence");
     for (const Json& ids : manifest_["ids"]) {
       if (!ids.is_array()) fail("\"ids\" must list one list of ids per sequence");
       std::vector<std::int64_t> sequence;
-      for (const Json& id : ids) sequence.push_back(integer(id, "an id", 0, model_.config().vocab_size - 1));
+      for (const Json& id : ids)
+        sequence.push_back(integer(id, "an id", 0, model_.config().vocab_size - 1));
       candidate_.sequences.push_back(std::move(sequence));
     }
   }
 
   void read_steps() {
-    if (!manifest_["steps"].is_array() || manifest_["steps"].empty()) fail("\"steps\" must be a list, not empty");
+    if (!manifest_["steps"].is_array() || manifest_["steps"].empty())
+      fail("\"steps\" must be a list, not empty");
     std::vector<std::int64_t> done(candidate_.sequences.size(), 0);
     std::set<std::string> seen;
     for (const Json& json : manifest_["steps"]) {
-      if (!json.is_object() || !json.contains("phase") || !json.contains("step") || !json.contains("tokens")) {
+      if (!json.is_object() || !json.contains("phase") || !json.contains("step") ||
+          !json.contains("tokens")) {
         fail("every step needs phase, step and tokens [[sequence, first, count], ...]");
       }
       Step step;
@@ -128,18 +141,19 @@ class Reader {
       }
       step.phase = json["phase"] == "prefill" ? Phase::prefill : Phase::decode;
       step.index = static_cast<int>(integer(json["step"], "step", 0, 1000000));
-      if (!seen.insert(step_prefix(step)).second) fail(fmt::format("{}stands twice", step_prefix(step)));
+      if (!seen.insert(step_prefix(step)).second)
+        fail(fmt::format("{}stands twice", step_prefix(step)));
       if (!json["tokens"].is_array()) fail("tokens must list [sequence, first, count]");
       for (const Json& part : json["tokens"]) {
         if (!part.is_array() || part.size() != 3) fail("tokens must list [sequence, first, count]");
-        const auto sequence =
-            static_cast<std::size_t>(integer(part[0], "a sequence", 0, static_cast<std::int64_t>(done.size()) - 1));
+        const auto sequence = static_cast<std::size_t>(
+            integer(part[0], "a sequence", 0, static_cast<std::int64_t>(done.size()) - 1));
         const auto length = static_cast<std::int64_t>(candidate_.sequences[sequence].size());
         const std::int64_t first = integer(part[1], "first", 0, length);
         const std::int64_t count = integer(part[2], "count", 0, length - first);
         if (first != done[sequence]) {
-          fail(fmt::format("{}: sequence {} goes on at {}, but {} tokens came before", step_prefix(step), sequence, first,
-                           done[sequence]));
+          fail(fmt::format("{}: sequence {} goes on at {}, but {} tokens came before",
+                           step_prefix(step), sequence, first, done[sequence]));
         }
         done[sequence] += count;
         step.sequences.push_back({static_cast<std::int64_t>(sequence), first, count});
@@ -170,19 +184,23 @@ class Reader {
   }
 
   void read_ranks() {
-    if (!manifest_["ranks"].is_array() || manifest_["ranks"].size() != static_cast<std::size_t>(mesh_.ranks())) {
-      fail(fmt::format("\"ranks\" must list {} ranks, one for each place of the mesh {}", mesh_.ranks(), to_string(mesh_)));
+    if (!manifest_["ranks"].is_array() ||
+        manifest_["ranks"].size() != static_cast<std::size_t>(mesh_.ranks())) {
+      fail(fmt::format("\"ranks\" must list {} ranks, one for each place of the mesh {}",
+                       mesh_.ranks(), to_string(mesh_)));
     }
     std::vector<bool> seen(static_cast<std::size_t>(mesh_.ranks()), false);
     for (const Json& json : manifest_["ranks"]) {
-      if (!json.is_object() || !json.contains("coord") || !json["coord"].is_object() || !json.contains("file") ||
-          !json["file"].is_string()) {
+      if (!json.is_object() || !json.contains("coord") || !json["coord"].is_object() ||
+          !json.contains("file") || !json["file"].is_string()) {
         fail("every rank needs coord {\"tp\": 0} and file");
       }
       std::vector<int> at;
       for (const Mesh::Axis& axis : mesh_.axes) {
-        if (!json["coord"].contains(axis.name)) fail(fmt::format("a rank's coord lacks the axis {}", axis.name));
-        at.push_back(static_cast<int>(integer(json["coord"][axis.name], "coord." + axis.name, 0, axis.size - 1)));
+        if (!json["coord"].contains(axis.name))
+          fail(fmt::format("a rank's coord lacks the axis {}", axis.name));
+        at.push_back(static_cast<int>(
+            integer(json["coord"][axis.name], "coord." + axis.name, 0, axis.size - 1)));
       }
       const int rank = mesh_.rank_at(at);
       if (seen[static_cast<std::size_t>(rank)]) fail(fmt::format("rank {} stands twice", rank));
@@ -193,18 +211,22 @@ class Reader {
 
   void read_rank(int rank, const std::filesystem::path& path) {
     if (!std::filesystem::exists(path)) {
-      throw InputError(fmt::format("{}: the file of rank {} is missing; every rank of the mesh {} needs one", path.string(),
-                                   rank, to_string(mesh_)));
+      throw InputError(
+          fmt::format("{}: the file of rank {} is missing; every rank of the mesh {} needs one",
+                      path.string(), rank, to_string(mesh_)));
     }
     const SafetensorsFile file = SafetensorsFile::open(path);
     for (const std::string& full : file.names()) {
       const auto slash = full.find('/');
       const std::string prefix = slash == std::string::npos ? "" : full.substr(0, slash + 1);
-      const auto step = std::find_if(candidate_.run.steps.begin(), candidate_.run.steps.end(),
-                                     [&](const StepTaps& taps) { return step_prefix(taps.step) == prefix; });
+      const auto step = std::find_if(
+          candidate_.run.steps.begin(), candidate_.run.steps.end(),
+          [&](const StepTaps& taps) { return step_prefix(taps.step) == prefix; });
       if (step == candidate_.run.steps.end()) {
-        throw InputError(fmt::format("{}: tensor \"{}\" belongs to no step of the manifest; names are <step>/<tap>, such as "
-                                     "prefill/{}", path.string(), full, model_.modules().front().path));
+        throw InputError(fmt::format(
+            "{}: tensor \"{}\" belongs to no step of the manifest; names are <step>/<tap>, such as "
+            "prefill/{}",
+            path.string(), full, model_.modules().front().path));
       }
       const std::string tap(strip_prefix(full.substr(slash + 1)));
       if (features_.find(tap) == features_.end()) {
@@ -214,29 +236,34 @@ class Reader {
         }
         std::vector<std::string> names;
         for (const auto& [name, features] : features_) names.push_back(name);
-        throw InputError(fmt::format("{}: {} has no tap \"{}\"; did you mean \"{}\"? (--allow-unknown counts such tensors "
-                                     "instead)", path.string(), model_.config().name, tap, nearest_name(tap, names)));
+        throw InputError(fmt::format(
+            "{}: {} has no tap \"{}\"; did you mean \"{}\"? (--allow-unknown counts such tensors "
+            "instead)",
+            path.string(), model_.config().name, tap, nearest_name(tap, names)));
       }
       const Layout& layout = layout_of(tap);
       HostTensor tensor = file.tensor(full);
       const DType wanted = layout.any_partial() ? candidate_.run.wire : candidate_.run.storage;
       if (tensor.dtype() != wanted) {
-        throw InputError(fmt::format("{}: tensor \"{}\" is {}, the manifest says {}", path.string(), full,
-                                     name(tensor.dtype()), name(wanted)));
+        throw InputError(fmt::format("{}: tensor \"{}\" is {}, the manifest says {}", path.string(),
+                                     full, name(tensor.dtype()), name(wanted)));
       }
       const auto& shape = tensor.shape();
       if (shape.size() == 3 && shape[0] == 1) {
         tensor = tensor.reshaped({shape[1], shape[2]});
       } else if (shape.size() != 2) {
-        throw InputError(fmt::format("{}: tensor \"{}\" has shape {}; it must be [tokens, features] or [1, tokens, features]",
-                                     path.string(), full, to_string(shape)));
+        throw InputError(
+            fmt::format("{}: tensor \"{}\" has shape {}; it must be [tokens, features] or [1, "
+                        "tokens, features]",
+                        path.string(), full, to_string(shape)));
       }
       store(*step, tap, layout, rank, std::move(tensor));
     }
   }
 
   void store(StepTaps& step, const std::string& tap, const Layout& layout, int rank, HostTensor tensor) {
-    if (step.find(tap) == nullptr) step.add({tap, layout, std::vector<HostTensor>(static_cast<std::size_t>(mesh_.ranks()))});
+    if (step.find(tap) == nullptr)
+      step.add({tap, layout, std::vector<HostTensor>(static_cast<std::size_t>(mesh_.ranks()))});
     TapValue& value = step.values[step.index.at(tap)];
     for (const HostTensor& other : value.ranks) {
       if (!other.shape().empty() && other.bitwise_equal(tensor)) {
@@ -260,14 +287,16 @@ class Reader {
       pattern = key;
     }
     if (placement == nullptr) {
-      fail(fmt::format("\"taps\" gives no placement for {}; add a pattern such as \"{}\": {{\"{}\": \"R\"}}", tap, tap,
-                       mesh_.axes[0].name));
+      fail(fmt::format(
+          "\"taps\" gives no placement for {}; add a pattern such as \"{}\": {{\"{}\": \"R\"}}",
+          tap, tap, mesh_.axes[0].name));
     }
     return layouts_[tap] = parse_layout(tap, pattern, *placement);
   }
 
   Layout parse_layout(const std::string& tap, const std::string& pattern, const Json& json) {
-    if (!json.is_object()) fail(fmt::format("taps.{} must be an object such as {{\"tp\": \"S(features)\"}}", pattern));
+    if (!json.is_object())
+      fail(fmt::format("taps.{} must be an object such as {{\"tp\": \"S(features)\"}}", pattern));
     const Config& config = model_.config();
     Layout layout = Layout::replicated(features_.at(tap), mesh_);
     bool cut = false;
@@ -285,29 +314,38 @@ class Reader {
       } else if (word == "S(tokens)" || word == "S(sequence)") {
         placement = Placement::sharded(Dim::tokens);
         layout.token_axes.push_back(axis);
-      } else if (word == "S(features)" || word == "S(vocab)" || word == "S(head)" || word == "S(kv_head)") {
+      } else if (word == "S(features)" || word == "S(vocab)" || word == "S(head)" ||
+                 word == "S(kv_head)") {
         cut = true;
         if (word == "S(kv_head)") {
           cut_kv_heads(layout, axis);
         } else {
-          layout = split_features(std::move(layout), mesh_, {axis}, word == "S(head)" ? config.head_dim : 1);
+          layout = split_features(std::move(layout), mesh_, {axis},
+                                  word == "S(head)" ? config.head_dim : 1);
         }
       } else {
-        fail(fmt::format("taps.{}: unknown placement \"{}\"; use R, S(features), S(head), S(kv_head), S(vocab), S(tokens), "
-                         "P(sum) or P(max)", pattern, word));
+        fail(
+            fmt::format("taps.{}: unknown placement \"{}\"; use R, S(features), S(head), "
+                        "S(kv_head), S(vocab), S(tokens), "
+                        "P(sum) or P(max)",
+                        pattern, word));
       }
     }
     if (json.contains("ranges")) {
-      if (!cut) fail(fmt::format("taps.{}: \"ranges\" needs a placement S(features) or the like", pattern));
+      if (!cut)
+        fail(fmt::format("taps.{}: \"ranges\" needs a placement S(features) or the like", pattern));
       layout.owned = parse_ranges(pattern, json["ranges"], layout.features);
     }
     check_cover(pattern, layout);
     return layout;
   }
 
-  std::vector<Ranges> parse_ranges(const std::string& pattern, const Json& json, std::int64_t extent) const {
-    const std::string rule = fmt::format("taps.{}: \"ranges\" must list, for each of the {} ranks, half-open [begin, end) "
-                                         "pairs within [0, {})", pattern, mesh_.ranks(), extent);
+  std::vector<Ranges> parse_ranges(const std::string& pattern, const Json& json,
+                                   std::int64_t extent) const {
+    const std::string rule = fmt::format(
+        "taps.{}: \"ranges\" must list, for each of the {} ranks, half-open [begin, end) "
+        "pairs within [0, {})",
+        pattern, mesh_.ranks(), extent);
     if (!json.is_array() || json.size() != static_cast<std::size_t>(mesh_.ranks())) fail(rule);
     std::vector<Ranges> owned;
     for (const Json& rank : json) {
@@ -328,7 +366,8 @@ class Reader {
   void cut_kv_heads(Layout& layout, int axis) const {
     const Config& config = model_.config();
     const std::int64_t group = config.num_heads / config.num_kv_heads, d = config.head_dim;
-    const Partition q = Partition::balanced(config.num_heads, mesh_.axes[static_cast<std::size_t>(axis)].size);
+    const Partition q = Partition::balanced(config.num_heads,
+                                            mesh_.axes[static_cast<std::size_t>(axis)].size);
     layout.placements[static_cast<std::size_t>(axis)] = Placement::sharded(Dim::features);
     layout.may_overlap = true;
     layout.owned.clear();
@@ -353,8 +392,8 @@ class Reader {
     }
     const Ranges joined = normalized(all);
     if (joined.size() != 1 || !(joined[0] == Range{0, layout.features})) {
-      fail(fmt::format("taps.{}: the ranges cover {} of [0,{}); every element needs an owner", pattern, to_string(joined),
-                       layout.features));
+      fail(fmt::format("taps.{}: the ranges cover {} of [0,{}); every element needs an owner",
+                       pattern, to_string(joined), layout.features));
     }
     layout.may_overlap = layout.may_overlap || held > layout.features;
   }
@@ -380,13 +419,17 @@ class Reader {
     std::map<std::string, int> order;
     int next = 0;
     for (const Instruction& instruction : candidate_.program.instructions.at(Phase::prefill)) {
-      for (const int output : instruction.outputs) order.emplace(candidate_.program.value(output).name, next++);
+      for (const int output : instruction.outputs)
+        order.emplace(candidate_.program.value(output).name, next++);
     }
     for (StepTaps& step : candidate_.run.steps) {
-      std::stable_sort(step.values.begin(), step.values.end(), [&](const TapValue& a, const TapValue& b) {
-        const auto place = [&](const TapValue& v) { return order.count(v.name) != 0 ? order.at(v.name) : next; };
-        return place(a) < place(b);
-      });
+      std::stable_sort(step.values.begin(), step.values.end(),
+                       [&](const TapValue& a, const TapValue& b) {
+                         const auto place = [&](const TapValue& v) {
+                           return order.count(v.name) != 0 ? order.at(v.name) : next;
+                         };
+                         return place(a) < place(b);
+                       });
       step.index.clear();
       for (std::size_t i = 0; i < step.values.size(); ++i) step.index[step.values[i].name] = i;
     }
@@ -405,8 +448,8 @@ class Reader {
 
 }  // namespace
 
-Candidate read_candidate(const Model& model, const Registry& ops, const std::filesystem::path& folder,
-                         const CandidateOptions& options) {
+Candidate read_candidate(const Model& model, const Registry& ops,
+                         const std::filesystem::path& folder, const CandidateOptions& options) {
   return Reader(model, ops, folder, options).read();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fstream>
-
 #include <fmt/format.h>
+
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "harness/candidate.hpp"
@@ -50,7 +50,8 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
                      const Sequences& sequences) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw InputError(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
+  if (error)
+    throw InputError(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
   const Mesh& mesh = program.mesh;
   Json manifest;
   manifest["schema"] = "shardcheck.taps/1";
@@ -63,22 +64,26 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
   std::map<std::string, Json> taps;
   for (const StepTaps& step : run.steps) {
     Json tokens = Json::array();
-    for (const StepSequence& s : step.step.sequences) tokens.push_back({s.sequence, s.first, s.count});
-    manifest["steps"].push_back({{"phase", name(step.step.phase)}, {"step", step.step.index}, {"tokens", tokens}});
+    for (const StepSequence& s : step.step.sequences)
+      tokens.push_back({s.sequence, s.first, s.count});
+    manifest["steps"].push_back(
+        {{"phase", name(step.step.phase)}, {"step", step.step.index}, {"tokens", tokens}});
     for (const TapValue& value : step.values) taps[value.name] = placement_json(value.layout, mesh);
   }
   manifest["ranks"] = Json::array();
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     Json coordinates;
     const std::vector<int> at = mesh.coordinates(rank);
-    for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis) coordinates[mesh.axes[axis].name] = at[axis];
+    for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis)
+      coordinates[mesh.axes[axis].name] = at[axis];
     const std::string file = fmt::format("rank{}.safetensors", rank);
     manifest["ranks"].push_back({{"coord", coordinates}, {"file", file}});
     std::vector<std::pair<std::string, HostTensor>> tensors;
     for (const StepTaps& step : run.steps) {
       for (const TapValue& value : step.values) {
         const HostTensor& tensor = value.ranks[static_cast<std::size_t>(rank)];
-        if (!tensor.shape().empty()) tensors.emplace_back(step_prefix(step.step) + value.name, tensor);
+        if (!tensor.shape().empty())
+          tensors.emplace_back(step_prefix(step.step) + value.name, tensor);
       }
     }
     write_safetensors(folder / file, tensors);
@@ -94,7 +99,8 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
     const std::string pattern = layer_pattern(tap);
     manifest["taps"][uniform[pattern] ? pattern : tap] = placement;
   }
-  const std::filesystem::path target = folder / "manifest.json", partial = folder / "manifest.json.part";
+  const std::filesystem::path target = folder / "manifest.json",
+                              partial = folder / "manifest.json.part";
   {
     std::ofstream out(partial);
     out << manifest.dump(1) << "\n";
@@ -105,7 +111,8 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
 
 std::string step_prefix(const Step& step) {
   // A prompt in one piece is "prefill/", as in a golden file; further pieces carry their number.
-  if (step.phase == Phase::prefill) return step.index == 0 ? "prefill/" : fmt::format("prefill{}/", step.index);
+  if (step.phase == Phase::prefill)
+    return step.index == 0 ? "prefill/" : fmt::format("prefill{}/", step.index);
   return fmt::format("decode{}/", step.index);
 }
 

@@ -28,7 +28,9 @@ double divergence(std::span<const double> reference, std::span<const double> can
   return sum;
 }
 
-std::int64_t argmax(std::span<const double> x) { return std::max_element(x.begin(), x.end()) - x.begin(); }
+std::int64_t argmax(std::span<const double> x) {
+  return std::max_element(x.begin(), x.end()) - x.begin();
+}
 
 /// Distance between the largest and the second largest value.
 double top_gap(std::span<const double> x) {
@@ -75,7 +77,8 @@ EndToEnd end_to_end(const TapRun& run, const std::string& logits, const Referenc
     bool repeated = true;
     for (const StepTaps& taps : run.steps) {
       const TapValue* value = taps.find(logits);
-      const HostTensor* tensor = value == nullptr ? nullptr : &value->ranks[static_cast<std::size_t>(rank)];
+      const HostTensor* tensor = value == nullptr ? nullptr
+                                                  : &value->ranks[static_cast<std::size_t>(rank)];
       if (tensor == nullptr || tensor->shape().empty() || tensor->rows() != taps.step.tokens() ||
           tensor->cols() != reference[0].cols()) {
         mine.complete = false;
@@ -99,8 +102,10 @@ EndToEnd end_to_end(const TapRun& run, const std::string& logits, const Referenc
       std::int64_t row = 0;
       for (const StepSequence& sequence : taps.step.sequences) {
         for (std::int64_t i = 0; i < sequence.count; ++i, ++row, ++tokens) {
-          const auto truth = reference[static_cast<std::size_t>(sequence.sequence)].row(sequence.first + i);
-          const std::span<const double> candidate(got.data() + static_cast<std::size_t>(row) * vocab, vocab);
+          const auto truth = reference[static_cast<std::size_t>(sequence.sequence)].row(
+              sequence.first + i);
+          const std::span<const double> candidate(
+              got.data() + static_cast<std::size_t>(row) * vocab, vocab);
           double token_error = 0.0;
           for (std::size_t c = 0; c < vocab; ++c) {
             const double error = std::abs(candidate[c] - truth[c]);
@@ -131,7 +136,8 @@ EndToEnd end_to_end(const TapRun& run, const std::string& logits, const Referenc
             ++mine.flips;
             const auto index = static_cast<std::size_t>(tokens);
             const double allowed = yardstick != nullptr && index < yardstick->token_error.size()
-                                       ? 4.0 * yardstick->token_error[index] : 0.0;
+                                       ? 4.0 * yardstick->token_error[index]
+                                       : 0.0;
             if (!(top_gap(truth) <= allowed)) ++mine.unexcused;
           }
         }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/inputs.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <random>
 #include <sstream>
-
-#include <fmt/format.h>
 
 #include "model/error.hpp"
 #include "model/shipped.hpp"
@@ -20,22 +20,25 @@ Sequences read_ids(const std::filesystem::path& file) {
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    std::replace_if(line.begin(), line.end(), [](char c) { return c == ',' || c == '\t' || c == '\r'; }, ' ');
+    std::replace_if(
+        line.begin(), line.end(), [](char c) { return c == ',' || c == '\t' || c == '\r'; }, ' ');
     std::istringstream words(line);
     std::vector<std::int64_t> ids;
     for (std::string word; words >> word;) {
       std::int64_t id = 0;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
       if (error != std::errc() || end != word.data() + word.size()) {
-        throw InputError(fmt::format("{}:{}: \"{}\" is no token id; write integers, one sequence a line", file.string(),
-                                     number, word));
+        throw InputError(
+            fmt::format("{}:{}: \"{}\" is no token id; write integers, one sequence a line",
+                        file.string(), number, word));
       }
       ids.push_back(id);
     }
     if (!ids.empty()) sequences.push_back(std::move(ids));
   }
   if (sequences.empty()) {
-    throw InputError(fmt::format("{}: holds no token ids; write integers, one sequence a line", file.string()));
+    throw InputError(
+        fmt::format("{}: holds no token ids; write integers, one sequence a line", file.string()));
   }
   return sequences;
 }
@@ -44,8 +47,9 @@ Sequences read_ids(const std::filesystem::path& file) {
 /// invisible to ids that never touch it.
 std::vector<std::int64_t> border_ids(const Config& config, std::span<const Program* const> programs) {
   std::vector<const Program*> by_size(programs.begin(), programs.end());
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [](const Program* a, const Program* b) { return a->mesh.ranks() > b->mesh.ranks(); });
+  std::stable_sort(by_size.begin(), by_size.end(), [](const Program* a, const Program* b) {
+    return a->mesh.ranks() > b->mesh.ranks();
+  });
   std::vector<std::int64_t> ids;
   const auto add = [&](std::int64_t id) {
     if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
@@ -57,7 +61,9 @@ std::vector<std::int64_t> border_ids(const Config& config, std::span<const Progr
       const ModulePlacement& placement = program->plan.placement(module.path);
       for (const bool last : {false, true}) {
         for (int rank = 0; rank < program->mesh.ranks(); ++rank) {
-          const Ranges ranges = placement.rows.empty() ? even.of(rank) : placement.rows[static_cast<std::size_t>(rank)];
+          const Ranges ranges = placement.rows.empty()
+                                    ? even.of(rank)
+                                    : placement.rows[static_cast<std::size_t>(rank)];
           for (const Range& range : ranges) {
             if (range.size() > 0) add(last ? range.end - 1 : range.begin);
           }
@@ -68,9 +74,11 @@ std::vector<std::int64_t> border_ids(const Config& config, std::span<const Progr
   return ids;
 }
 
-Sequences generate(const InputOptions& options, const Config& config, std::span<const Program* const> programs) {
+Sequences generate(const InputOptions& options, const Config& config,
+                   std::span<const Program* const> programs) {
   std::vector<std::int64_t> lengths = options.lengths;
-  for (std::int64_t i = 0; lengths.size() < static_cast<std::size_t>(options.batch) && options.lengths.empty(); ++i) {
+  for (std::int64_t i = 0;
+       lengths.size() < static_cast<std::size_t>(options.batch) && options.lengths.empty(); ++i) {
     lengths.push_back(std::max<std::int64_t>(1, options.tokens - i));
   }
   const std::vector<std::int64_t> borders = border_ids(config, programs);
@@ -80,9 +88,10 @@ Sequences generate(const InputOptions& options, const Config& config, std::span<
   for (const std::int64_t length : lengths) {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < length; ++i) {
-      ids.push_back(next < borders.size()
-                        ? borders[next++]
-                        : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(config.vocab_size)));
+      ids.push_back(
+          next < borders.size()
+              ? borders[next++]
+              : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(config.vocab_size)));
     }
     sequences.push_back(std::move(ids));
   }
@@ -93,20 +102,22 @@ void check(const Sequences& sequences, const Config& config, const std::string& 
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     const auto length = static_cast<std::int64_t>(sequences[s].size());
     if (config.rope.type == RopeConfig::Type::none && length > config.max_positions) {
-      throw InputError(fmt::format("{}: sequence {} has {} tokens, but {} has {} learned positions; shorten it", origin, s,
-                                   length, config.name, config.max_positions));
+      throw InputError(
+          fmt::format("{}: sequence {} has {} tokens, but {} has {} learned positions; shorten it",
+                      origin, s, length, config.name, config.max_positions));
     }
     for (std::size_t i = 0; i < sequences[s].size(); ++i) {
       if (sequences[s][i] >= 0 && sequences[s][i] < config.vocab_size) continue;
-      throw InputError(fmt::format("{}: sequence {}, token {}: id {} is outside the vocabulary [0, {})", origin, s, i,
-                                   sequences[s][i], config.vocab_size));
+      throw InputError(
+          fmt::format("{}: sequence {}, token {}: id {} is outside the vocabulary [0, {})", origin,
+                      s, i, sequences[s][i], config.vocab_size));
     }
   }
 }
 
 /// Appends the steps that take every sequence from where it is to `until`, at most `chunk` tokens of each a step.
-void append_prefill(const Sequences& sequences, const std::vector<std::int64_t>& until, std::int64_t chunk,
-                    std::vector<Step>& steps) {
+void append_prefill(const Sequences& sequences, const std::vector<std::int64_t>& until,
+                    std::int64_t chunk, std::vector<Step>& steps) {
   std::vector<std::int64_t> done(sequences.size(), 0);
   for (int index = 0;; ++index) {
     Step step{Phase::prefill, index, {}, {}};
@@ -115,7 +126,8 @@ void append_prefill(const Sequences& sequences, const std::vector<std::int64_t>&
       const std::int64_t count = chunk > 0 ? std::min(chunk, left) : left;
       if (count == 0) continue;
       step.sequences.push_back({static_cast<std::int64_t>(s), done[s], count});
-      step.ids.insert(step.ids.end(), sequences[s].begin() + done[s], sequences[s].begin() + done[s] + count);
+      step.ids.insert(step.ids.end(), sequences[s].begin() + done[s],
+                      sequences[s].begin() + done[s] + count);
       done[s] += count;
     }
     if (step.sequences.empty()) return;
@@ -135,7 +147,8 @@ Sequences make_sequences(const InputOptions& options, const Config& config,
 
 std::vector<Step> prefill_steps(const Sequences& sequences, std::int64_t chunk) {
   std::vector<std::int64_t> until;
-  for (const auto& sequence : sequences) until.push_back(static_cast<std::int64_t>(sequence.size()));
+  for (const auto& sequence : sequences)
+    until.push_back(static_cast<std::int64_t>(sequence.size()));
   std::vector<Step> steps;
   append_prefill(sequences, until, chunk, steps);
   return steps;
@@ -151,7 +164,8 @@ std::vector<Step> decode_steps(const Sequences& sequences, const InputOptions& o
   }
   if (!any) {
     throw InputError(
-        "--phase decode: no sequence has a token left to decode after its prompt; give at least one 2 tokens or more "
+        "--phase decode: no sequence has a token left to decode after its prompt; give at least "
+        "one 2 tokens or more "
         "(--tokens) and --steps 1 or more");
   }
   std::vector<Step> steps;

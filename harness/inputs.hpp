@@ -23,13 +23,14 @@ struct InputOptions {
   std::filesystem::path ids;          // file, one sequence of integers a line; wins over all
   std::uint64_t seed = 1;
   std::int64_t decode_steps = 8;
-  std::int64_t chunk = 0;             // prompt tokens per prefill step and sequence; 0: whole
+  std::int64_t chunk = 0;  // prompt tokens per prefill step and sequence; 0: whole
 };
 
 /// The sequences. Generated ids hold the first and last vocabulary row of every rank of every program, those of the
 /// largest group first, as far as there is room; the rest is random. Throws InputError for ids outside the vocabulary,
 /// an empty file, or a sequence beyond the model's positions where those are learned.
-Sequences make_sequences(const InputOptions& options, const Config& config, std::span<const Program* const> programs);
+Sequences make_sequences(const InputOptions& options, const Config& config,
+                         std::span<const Program* const> programs);
 
 /// Whole sequences, `chunk` tokens of each per step.
 std::vector<Step> prefill_steps(const Sequences& sequences, std::int64_t chunk);

@@ -13,7 +13,8 @@ void StepTaps::add(TapValue value) {
   values.push_back(std::move(value));
 }
 
-TapCollector::TapCollector(const Program& program, const RunSettings& settings, std::span<const Step> steps) {
+TapCollector::TapCollector(const Program& program, const RunSettings& settings,
+                           std::span<const Step> steps) {
   run_.mesh = program.mesh;
   run_.storage = settings.storage;
   run_.wire = settings.wire;

@@ -45,8 +45,8 @@ std::int64_t kv_cache_bytes(const Program& program, int rank, const TraceOptions
   return elements * static_cast<std::int64_t>(element_size(options.settings.storage));
 }
 
-sim::RunLoad trace(const Model& model, const Program& program, Phase phase, const TraceOptions& options,
-                   const VerifyParts& parts) {
+sim::RunLoad trace(const Model& model, const Program& program, Phase phase,
+                   const TraceOptions& options, const VerifyParts& parts) {
   const std::unique_ptr<World> world = parts.worlds.make("solo", program.mesh);
   const std::unique_ptr<Device> meta = parts.devices.make("meta");
   Device* const device = meta.get();
@@ -55,8 +55,9 @@ sim::RunLoad trace(const Model& model, const Program& program, Phase phase, cons
   const RunResult result = run_program(program, *world, {&device, 1}, weights, options.settings, steps);
   std::vector<sim::MemoryNeed> needs;
   for (int rank = 0; rank < program.mesh.ranks(); ++rank) {
-    needs.push_back({sim::Bytes(static_cast<double>(weight_bytes(program, rank, options.settings.storage))),
-                     sim::Bytes(static_cast<double>(kv_cache_bytes(program, rank, options)))});
+    needs.push_back(
+        {sim::Bytes(static_cast<double>(weight_bytes(program, rank, options.settings.storage))),
+         sim::Bytes(static_cast<double>(kv_cache_bytes(program, rank, options)))});
   }
   return sim::fold(program.mesh, phase, result.ledgers, std::move(needs));
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/verify.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-
-#include <fmt/format.h>
 
 #include "harness/audit.hpp"
 #include "harness/candidate.hpp"
@@ -45,7 +45,8 @@ struct Suspect {
 
 class Verification {
  public:
-  Verification(const Model& model, const Plan& plan, const VerifyOptions& options, const VerifyParts& parts)
+  Verification(const Model& model, const Plan& plan, const VerifyOptions& options,
+               const VerifyParts& parts)
       : model_(model), plan_(plan), options_(options), parts_(parts) {}
 
   VerifyReport run() {
@@ -59,7 +60,8 @@ class Verification {
     prepare_inputs();
     device_ = parts_.devices.make(options_.device);
     if (!device_->has_values()) {
-      throw InputError(fmt::format("--device {}: it has no values to compare; use cost for shapes alone", options_.device));
+      throw InputError(fmt::format(
+          "--device {}: it has no values to compare; use cost for shapes alone", options_.device));
     }
     progress("reference", 0.0);
     reference_ = reference_logits(model_, sequences_);
@@ -91,8 +93,11 @@ class Verification {
       programs_.push_back(
           std::make_unique<Program>(build_program(model_, resolve(plan_, model_, mesh), parts_.ops)));
       for (const Finding& finding : programs_.back()->findings) {
-        const auto same = [&](const Finding& f) { return f.rule == finding.rule && f.tap == finding.tap; };
-        if (std::none_of(report_.findings.begin(), report_.findings.end(), same)) report_.findings.push_back(finding);
+        const auto same = [&](const Finding& f) {
+          return f.rule == finding.rule && f.tap == finding.tap;
+        };
+        if (std::none_of(report_.findings.begin(), report_.findings.end(), same))
+          report_.findings.push_back(finding);
       }
     }
     // The yardstick is always run: the same plan on one rank.
@@ -102,7 +107,8 @@ class Verification {
     if (single_ == nullptr) {
       Mesh one = options_.meshes.front();
       for (Mesh::Axis& axis : one.axes) axis.size = 1;
-      own_single_ = std::make_unique<Program>(build_program(model_, resolve(plan_, model_, one), parts_.ops));
+      own_single_ = std::make_unique<Program>(
+          build_program(model_, resolve(plan_, model_, one), parts_.ops));
       single_ = own_single_.get();
     }
     note_groups();
@@ -116,20 +122,23 @@ class Verification {
         const std::int64_t group = info(model_.dtype(module.weight())).block_elements;
         const ModulePlacement& placement = program->plan.placement(module.path);
         if (group <= 1 || placement.cols.empty()) continue;
-        const bool cut = std::any_of(placement.cols.begin(), placement.cols.end(), [&](const Ranges& ranges) {
-          return std::any_of(ranges.begin(), ranges.end(),
-                             [&](const Range& r) { return r.begin % group != 0 || r.end % group != 0; });
-        });
+        const bool cut = std::any_of(
+            placement.cols.begin(), placement.cols.end(), [&](const Ranges& ranges) {
+              return std::any_of(ranges.begin(), ranges.end(), [&](const Range& r) {
+                return r.begin % group != 0 || r.end % group != 0;
+              });
+            });
         if (!cut) continue;
         std::vector<int> whole;
         for (int size = 1; size <= 16; ++size) {
           if (module.in % (group * size) == 0) whole.push_back(size);
         }
-        report_.notes.push_back(fmt::format(
-            "{}: {} cuts {} ({} columns in groups of {}, {}) inside a group; weights are dequantised when loaded, so this "
-            "is exact here; sizes that keep groups whole: {}",
-            to_string(program->mesh), plan_.name, module.path, module.in, group, name(model_.dtype(module.weight())),
-            fmt::join(whole, ", ")));
+        report_.notes.push_back(
+            fmt::format("{}: {} cuts {} ({} columns in groups of {}, {}) inside a group; weights "
+                        "are dequantised when loaded, so this "
+                        "is exact here; sizes that keep groups whole: {}",
+                        to_string(program->mesh), plan_.name, module.path, module.in, group,
+                        name(model_.dtype(module.weight())), fmt::join(whole, ", ")));
         break;  // one note per mesh
       }
     }
@@ -147,11 +156,13 @@ class Verification {
 
   void note_arithmetic(DType dtype) {
     const Arithmetic a = device_->arithmetic(Primitive::linear, dtype);
-    report_.arithmetic[std::string(name(dtype))] =
-        fmt::format("{} accumulate, {} fraction bits, {}{}, softmax weights {}", name(a.accumulate), a.fraction_bits,
-                    a.truncating ? "truncating" : "round to nearest even",
-                    a.block_k > 0 ? fmt::format(", {} products at once", a.block_k) : "",
-                    device_->arithmetic(Primitive::attention, dtype).rounds_softmax_weights ? "rounded to storage" : "kept");
+    report_.arithmetic[std::string(name(dtype))] = fmt::format(
+        "{} accumulate, {} fraction bits, {}{}, softmax weights {}", name(a.accumulate),
+        a.fraction_bits, a.truncating ? "truncating" : "round to nearest even",
+        a.block_k > 0 ? fmt::format(", {} products at once", a.block_k) : "",
+        device_->arithmetic(Primitive::attention, dtype).rounds_softmax_weights
+            ? "rounded to storage"
+            : "kept");
   }
 
   RunSettings settings(DType storage) const {
@@ -159,8 +170,8 @@ class Verification {
     return {storage, options_.wire.value_or(storage), reduction};
   }
 
-  CellRun run_cell(const Program& program, const RunSettings& settings, Phase phase, WeightStore& weights,
-                   std::unique_ptr<Interposer> interposer) {
+  CellRun run_cell(const Program& program, const RunSettings& settings, Phase phase,
+                   WeightStore& weights, std::unique_ptr<Interposer> interposer) {
     CellRun cell;
     cell.program = &program;
     cell.settings = settings;
@@ -194,7 +205,9 @@ class Verification {
       const Program& program = *programs_[i];
       progress(fmt::format("{} {} {}", to_string(program.mesh), name(dtype), name(phase)), -1.0);
       const bool kept = &program == single_ && single_run_.has_value();
-      lot.push_back(kept ? std::move(*single_run_) : run_cell(program, wanted, phase, weights, fault_for(program, wanted, phase)));
+      lot.push_back(
+          kept ? std::move(*single_run_)
+               : run_cell(program, wanted, phase, weights, fault_for(program, wanted, phase)));
       if (kept) single_run_.reset();
       bytes += tap_bytes(lot.back().taps);
       if (bytes < kTapBytesAtOnce && i + 1 < programs_.size()) continue;
@@ -204,12 +217,15 @@ class Verification {
     }
   }
 
-  void judge_lot(const std::vector<CellRun>& lot, Phase phase, const EndToEnd& yardstick, WeightStore& weights) {
+  void judge_lot(const std::vector<CellRun>& lot, Phase phase, const EndToEnd& yardstick,
+                 WeightStore& weights) {
     std::vector<JudgeCell> judged;
     for (const CellRun& cell : lot) judged.push_back({cell.program, &cell.taps});
     progress(fmt::format("judging {} {}", name(lot.front().settings.storage), name(phase)), -1.0);
     JudgeOptions judge;
-    judge.arithmetic = [this](Primitive primitive, DType storage) { return device_->arithmetic(primitive, storage); };
+    judge.arithmetic = [this](Primitive primitive, DType storage) {
+      return device_->arithmetic(primitive, storage);
+    };
     judge.threads = options_.threads;
     const std::vector<std::vector<TapScore>> scores = judge_local(model_, judged, judge);
     for (std::size_t i = 0; i < lot.size(); ++i) {
@@ -218,7 +234,8 @@ class Verification {
     }
   }
 
-  std::unique_ptr<Interposer> fault_for(const Program& program, const RunSettings& wanted, Phase phase) const {
+  std::unique_ptr<Interposer> fault_for(const Program& program, const RunSettings& wanted,
+                                        Phase phase) const {
     return options_.fault ? options_.fault(program, wanted, phase) : nullptr;
   }
 
@@ -241,7 +258,8 @@ class Verification {
   EndToEnd plain_yardstick(const RunSettings& wanted, Phase phase, WeightStore& weights) {
     const DType dtype = coarser(wanted.storage, wanted.wire);
     const bool is_cell = own_single_ == nullptr && dtype == wanted.storage && !options_.fault;
-    CellRun run = run_single(dtype, is_cell ? wanted : RunSettings{dtype, dtype, wanted.reduction}, phase, weights, nullptr);
+    CellRun run = run_single(dtype, is_cell ? wanted : RunSettings{dtype, dtype, wanted.reduction},
+                             phase, weights, nullptr);
     const EndToEnd result = end_to_end(run.taps, logits_of(*single_, phase), reference_, nullptr);
     if (is_cell) single_run_ = std::move(run);
     return result;
@@ -257,7 +275,8 @@ class Verification {
 
   CellRun run_single(DType dtype, const RunSettings& settings, Phase phase, WeightStore& weights,
                      std::unique_ptr<Interposer> interposer) {
-    if (dtype == weights.storage()) return run_cell(*single_, settings, phase, weights, std::move(interposer));
+    if (dtype == weights.storage())
+      return run_cell(*single_, settings, phase, weights, std::move(interposer));
     WeightStore own(model_, dtype);
     CellRun run = run_cell(*single_, settings, phase, own, std::move(interposer));
     inspected_.erase(single_);  // that was another precision's store
@@ -276,8 +295,8 @@ class Verification {
     return program.value(program.result.at(phase)).name;
   }
 
-  CellReport assess(const CellRun& cell, Phase phase, const std::vector<TapScore>& scores, const EndToEnd& yardstick,
-                    WeightStore& weights) {
+  CellReport assess(const CellRun& cell, Phase phase, const std::vector<TapScore>& scores,
+                    const EndToEnd& yardstick, WeightStore& weights) {
     CellReport report;
     report.mesh = cell.program->mesh;
     report.dtype = cell.settings.storage;
@@ -292,20 +311,25 @@ class Verification {
     judge_logits(cell, phase, yardstick, weights, report, suspects);
     for (const std::vector<Mistrust>& found : {mistrusted_values(cell.taps), unchecked_values(scores)}) {
       for (const Mistrust& value : found) {
-        report.mistrust.push_back(fmt::format("{} of rank {}: {}", value.tap, value.rank, value.sentence));
+        report.mistrust.push_back(
+            fmt::format("{} of rank {}: {}", value.tap, value.rank, value.sentence));
       }
     }
-    const auto earliest = std::min_element(suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
-      return a.order != b.order ? a.order < b.order : rank_of(a.gate) < rank_of(b.gate);
-    });
+    const auto earliest = std::min_element(
+        suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
+          return a.order != b.order ? a.order < b.order : rank_of(a.gate) < rank_of(b.gate);
+        });
     if (earliest != suspects.end()) {
       report.first = earliest->failure;
       report.first->gate = earliest->gate;
       explain(*cell.program, suspects, earliest->order, *report.first);
     }
-    const bool failed = std::any_of(report.gates.begin(), report.gates.end(),
-                                    [](const auto& gate) { return gate.second.ran && !gate.second.passed; });
-    report.verdict = failed ? Verdict::failed : report.mistrust.empty() ? Verdict::passed : Verdict::mistrusted;
+    const bool failed = std::any_of(report.gates.begin(), report.gates.end(), [](const auto& gate) {
+      return gate.second.ran && !gate.second.passed;
+    });
+    report.verdict = failed                    ? Verdict::failed
+                     : report.mistrust.empty() ? Verdict::passed
+                                               : Verdict::mistrusted;
     return report;
   }
 
@@ -314,8 +338,9 @@ class Verification {
 
   void judge_g0(const CellRun& cell, CellReport& report, std::vector<Suspect>& suspects) {
     std::vector<WiringFault> faults = cell.weight_faults;
-    for (auto&& more : {check_replicas(*cell.program, cell.taps), check_caches(*cell.program, cell.taps),
-                        from_mismatches(*cell.program, cell.result.wiring)}) {
+    for (auto&& more :
+         {check_replicas(*cell.program, cell.taps), check_caches(*cell.program, cell.taps),
+          from_mismatches(*cell.program, cell.result.wiring)}) {
       faults.insert(faults.end(), more.begin(), more.end());
     }
     report.gates[Gate::g0] = {true, faults.empty(), std::nullopt};
@@ -342,9 +367,10 @@ class Verification {
     const std::unique_ptr<Device> meta = parts_.devices.make("meta");
     Device* const device = meta.get();
     WeightStore shapes(model_, cell.settings.storage);
-    const RunResult traced = run_program(*cell.program, *world, {&device, 1}, shapes, cell.settings, cell.steps);
-    const AuditResult result = audit(model_, cell.program->plan, cell.settings, cell.steps, cell.result.ledgers,
-                                     traced.ledgers);
+    const RunResult traced = run_program(*cell.program, *world, {&device, 1}, shapes, cell.settings,
+                                         cell.steps);
+    const AuditResult result = audit(model_, cell.program->plan, cell.settings, cell.steps,
+                                     cell.result.ledgers, traced.ledgers);
     report.gates[Gate::audit] = {true, result.passed, std::nullopt};
     report.collectives = result.collectives;
     report.payload_bytes = result.payload_bytes;
@@ -353,7 +379,8 @@ class Verification {
     failure.tap = result.site;
     failure.ranks = result.ranks;
     failure.cause = result.problem;
-    suspects.push_back({program_order(*cell.program, Phase::prefill, result.site), Gate::audit, failure});
+    suspects.push_back(
+        {program_order(*cell.program, Phase::prefill, result.site), Gate::audit, failure});
   }
 
   void judge_g3(const CellRun& cell, const std::vector<TapScore>& scores, CellReport& report,
@@ -370,7 +397,8 @@ class Verification {
       failure.step = score.worst.step;
       failure.ranks = {score.rank};
       for (const TapScore& other : scores) {
-        if (other.order == score.order && other.tap == score.tap && !other.passed()) failure.ranks.push_back(other.rank);
+        if (other.order == score.order && other.tap == score.tap && !other.passed())
+          failure.ranks.push_back(other.rank);
       }
       failure.cause = score.problem;
       if (score.compared > 0) {
@@ -396,8 +424,8 @@ class Verification {
     report.gates[Gate::g3] = gate;
   }
 
-  void judge_logits(const CellRun& cell, Phase phase, const EndToEnd& plain, WeightStore& weights, CellReport& report,
-                    std::vector<Suspect>& suspects) {
+  void judge_logits(const CellRun& cell, Phase phase, const EndToEnd& plain, WeightStore& weights,
+                    CellReport& report, std::vector<Suspect>& suspects) {
     const std::string logits = logits_of(*cell.program, phase);
     EndToEnd yardstick = plain;
     const bool f64 = cell.settings.storage == DType::f64 && cell.settings.wire == DType::f64;
@@ -420,15 +448,19 @@ class Verification {
     } else if (f64) {
       result.margin = margin_of(kG2Limit, e.rel_max);
       result.passed = e.rel_max <= kG2Limit;
-      cause = fmt::format("logits differ from the reference by {:.3g} of the largest, limit {:.0e}", e.rel_max, kG2Limit);
+      cause = fmt::format("logits differ from the reference by {:.3g} of the largest, limit {:.0e}",
+                          e.rel_max, kG2Limit);
     } else {
       const double limit = kG4Ratio * yardstick.rel_fro;
       result.margin = margin_of(limit, e.rel_fro);
       result.passed = e.rel_fro <= limit && e.unexcused == 0;
       cause = e.unexcused > 0
-                  ? fmt::format("{} first choices differ from the reference without a close second", e.unexcused)
-                  : fmt::format("error of the logits {:.3g} is more than twice that of an unsharded run, {:.3g}", e.rel_fro,
-                                yardstick.rel_fro);
+                  ? fmt::format("{} first choices differ from the reference without a close second",
+                                e.unexcused)
+                  : fmt::format(
+                        "error of the logits {:.3g} is more than twice that of an unsharded run, "
+                        "{:.3g}",
+                        e.rel_fro, yardstick.rel_fro);
     }
     if (result.passed) return;
     FirstFailure failure;
@@ -445,18 +477,21 @@ class Verification {
   }
 
   /// Ranks in order, and the cause that other evidence at the same place gives.
-  void explain(const Program& program, const std::vector<Suspect>& suspects, int order, FirstFailure& first) {
+  void explain(const Program& program, const std::vector<Suspect>& suspects, int order,
+               FirstFailure& first) {
     std::sort(first.ranks.begin(), first.ranks.end());
     first.ranks.erase(std::unique(first.ranks.begin(), first.ranks.end()), first.ranks.end());
     first.all_ranks = static_cast<int>(first.ranks.size()) == program.mesh.ranks();
     for (const Finding& finding : program.findings) {
       if (finding.tap != first.tap) continue;
-      first.cause = finding.fix.empty() ? finding.sentence : fmt::format("{}; add {}", finding.sentence, finding.fix);
+      first.cause = finding.fix.empty() ? finding.sentence
+                                        : fmt::format("{}; add {}", finding.sentence, finding.fix);
       return;
     }
     if (!first.cause.empty()) return;
     for (const Suspect& suspect : suspects) {
-      if (suspect.order == order && !suspect.failure.cause.empty()) first.cause = suspect.failure.cause;
+      if (suspect.order == order && !suspect.failure.cause.empty())
+        first.cause = suspect.failure.cause;
     }
     if (first.cause.empty() && std::isnan(first.got)) first.cause = "not a number";
   }
@@ -464,7 +499,8 @@ class Verification {
   std::string repro(const CellReport& cell) const {
     std::string text = options_.repro;
     text += cell.mesh.axes.size() == 1 && cell.mesh.axes[0].name == "tp"
-                ? fmt::format(" --tp {}", cell.mesh.ranks()) : fmt::format(" --mesh {}", to_string(cell.mesh));
+                ? fmt::format(" --tp {}", cell.mesh.ranks())
+                : fmt::format(" --mesh {}", to_string(cell.mesh));
     text += fmt::format(" --dtype {} --phase {}", name(cell.dtype), name(cell.phase));
     if (cell.wire != cell.dtype) text += fmt::format(" --wire {}", name(cell.wire));
     return text;
@@ -488,7 +524,8 @@ class Verification {
       const auto mesh = std::find(options_.meshes.begin(), options_.meshes.end(), cell.mesh);
       const auto dtype = std::find(options_.dtypes.begin(), options_.dtypes.end(), cell.dtype);
       const auto phase = std::find(options_.phases.begin(), options_.phases.end(), cell.phase);
-      return std::tuple(mesh - options_.meshes.begin(), dtype - options_.dtypes.begin(), phase - options_.phases.begin());
+      return std::tuple(mesh - options_.meshes.begin(), dtype - options_.dtypes.begin(),
+                        phase - options_.phases.begin());
     };
     std::stable_sort(report_.cells.begin(), report_.cells.end(),
                      [&](const CellReport& a, const CellReport& b) { return place(a) < place(b); });
@@ -516,50 +553,69 @@ VerifyParts builtin_parts() { return {builtin_devices(), builtin_worlds(), built
 
 std::string_view name(Verdict verdict) {
   switch (verdict) {
-    case Verdict::passed: return "passed";
-    case Verdict::failed: return "failed";
-    case Verdict::mistrusted: return "mistrusted";
-    case Verdict::skipped: return "skipped";
+    case Verdict::passed:
+      return "passed";
+    case Verdict::failed:
+      return "failed";
+    case Verdict::mistrusted:
+      return "mistrusted";
+    case Verdict::skipped:
+      return "skipped";
   }
   return "?";
 }
 
 std::string_view name(Gate gate) {
   switch (gate) {
-    case Gate::g0: return "G0";
-    case Gate::audit: return "audit";
-    case Gate::g1: return "G1";
-    case Gate::g2: return "G2";
-    case Gate::g3: return "G3";
-    case Gate::g4: return "G4";
-    case Gate::g5: return "G5";
+    case Gate::g0:
+      return "G0";
+    case Gate::audit:
+      return "audit";
+    case Gate::g1:
+      return "G1";
+    case Gate::g2:
+      return "G2";
+    case Gate::g3:
+      return "G3";
+    case Gate::g4:
+      return "G4";
+    case Gate::g5:
+      return "G5";
   }
   return "?";
 }
 
 std::string_view description(Gate gate) {
   switch (gate) {
-    case Gate::g0: return "wiring, bitwise";
-    case Gate::audit: return "collectives against the plan's closed form";
-    case Gate::g1: return "exact mode";
-    case Gate::g2: return "f64 logits against the reference";
-    case Gate::g3: return "every op against f64";
-    case Gate::g4: return "logits against one rank's error";
-    case Gate::g5: return "bitwise across TP sizes";
+    case Gate::g0:
+      return "wiring, bitwise";
+    case Gate::audit:
+      return "collectives against the plan's closed form";
+    case Gate::g1:
+      return "exact mode";
+    case Gate::g2:
+      return "f64 logits against the reference";
+    case Gate::g3:
+      return "every op against f64";
+    case Gate::g4:
+      return "logits against one rank's error";
+    case Gate::g5:
+      return "bitwise across TP sizes";
   }
   return "?";
 }
 
 std::size_t VerifyReport::count(Verdict verdict) const {
-  return static_cast<std::size_t>(std::count_if(cells.begin(), cells.end(),
-                                                [&](const CellReport& cell) { return cell.verdict == verdict; }));
+  return static_cast<std::size_t>(std::count_if(
+      cells.begin(), cells.end(), [&](const CellReport& cell) { return cell.verdict == verdict; }));
 }
 
 bool VerifyReport::passed() const {
   return ran && !cells.empty() && count(Verdict::failed) + count(Verdict::mistrusted) == 0;
 }
 
-VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options, const VerifyParts& parts) {
+VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options,
+                    const VerifyParts& parts) {
   return Verification(model, plan, options, parts).run();
 }
 

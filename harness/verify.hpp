@@ -24,17 +24,17 @@ namespace shardcheck {
 
 struct VerifyOptions {
   std::vector<Mesh> meshes;
-  std::vector<DType> dtypes;            // storage
-  std::optional<DType> wire;            // of reductions; default: the storage dtype
+  std::vector<DType> dtypes;  // storage
+  std::optional<DType> wire;  // of reductions; default: the storage dtype
   ReduceSpec reduction;
   std::vector<Phase> phases;
   InputOptions inputs;
   std::string device = "cpu";
   std::string world = "threads";
-  bool force = false;                   // run a plan that breaks placement rules
-  std::filesystem::path dump;           // write every cell's taps here
-  std::string repro;                    // command line without mesh, dtype and phase
-  int threads = 2;                      // of the judge and of loading weights
+  bool force = false;          // run a plan that breaks placement rules
+  std::filesystem::path dump;  // write every cell's taps here
+  std::string repro;           // command line without mesh, dtype and phase
+  int threads = 2;             // of the judge and of loading weights
   /// Planted faults: asked for each cell; null: none.
   std::function<std::unique_ptr<Interposer>(const Program&, const RunSettings&, Phase)> fault;
   /// What is going on, and the fraction done in [0, 1].
@@ -54,7 +54,8 @@ std::string_view name(Verdict verdict);
 
 /// The gates in the order they are printed.
 enum class Gate { g0, audit, g1, g2, g3, g4, g5 };
-inline constexpr Gate kGates[] = {Gate::g0, Gate::audit, Gate::g1, Gate::g2, Gate::g3, Gate::g4, Gate::g5};
+inline constexpr Gate kGates[] = {Gate::g0, Gate::audit, Gate::g1, Gate::g2,
+                                  Gate::g3, Gate::g4,    Gate::g5};
 std::string_view name(Gate gate);         // "G0", "audit", ...
 std::string_view description(Gate gate);  // "wiring, bitwise"
 
@@ -105,7 +106,8 @@ struct VerifyReport {
 };
 
 /// Throws InputError before anything runs if a mesh, id or option can't work.
-VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options, const VerifyParts& parts);
+VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options,
+                    const VerifyParts& parts);
 
 /// Aligned table, failures in words, and a last line "N passed, N failed".
 std::string verify_table(const VerifyReport& report, bool color);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/wiring.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
-
-#include <fmt/format.h>
 
 namespace shardcheck {
 namespace {
@@ -20,13 +20,15 @@ bool same_part(const TapValue& value, const Mesh& mesh, std::int64_t tokens, int
 }
 
 bool equal_bits(const TapValue& value, int a, int b) {
-  return value.ranks[static_cast<std::size_t>(a)].bitwise_equal(value.ranks[static_cast<std::size_t>(b)]);
+  return value.ranks[static_cast<std::size_t>(a)].bitwise_equal(
+      value.ranks[static_cast<std::size_t>(b)]);
 }
 
 /// Rows [first, first + n) of a dense tensor as bytes.
 std::span<const std::byte> row_bytes(const HostTensor& tensor, std::int64_t first, std::int64_t n) {
   const auto stride = static_cast<std::size_t>(tensor.cols()) * element_size(tensor.dtype());
-  return {tensor.data() + static_cast<std::size_t>(first) * stride, static_cast<std::size_t>(n) * stride};
+  return {tensor.data() + static_cast<std::size_t>(first) * stride,
+          static_cast<std::size_t>(n) * stride};
 }
 
 }  // namespace
@@ -56,26 +58,30 @@ void WeightInspector::inspect(RankContext& context) {
       const Tensor shard = context.weight(tensor);
       std::string problem;
       if (shard.rows != total(rows) || shard.cols != total(cols)) {
-        problem = fmt::format("the shard of {} is [{}, {}], the plan gives rank {} [{}, {}]", tensor, shard.rows,
-                              shard.cols, context.rank(), total(rows), total(cols));
+        problem = fmt::format("the shard of {} is [{}, {}], the plan gives rank {} [{}, {}]", tensor,
+                              shard.rows, shard.cols, context.rank(), total(rows), total(cols));
       } else {
         const auto size = element_size(whole.dtype());
         // A block of rows at a time: a copy of a whole shard would double a rank's memory.
-        const std::int64_t block = std::max<std::int64_t>(1, (1 << 18) / std::max<std::int64_t>(1, shard.cols));
+        const std::int64_t block = std::max<std::int64_t>(
+            1, (1 << 18) / std::max<std::int64_t>(1, shard.cols));
         std::int64_t local = 0;
         for (const Range& row_range : rows) {
-          for (std::int64_t row = row_range.begin; row < row_range.end && problem.empty(); row += block) {
+          for (std::int64_t row = row_range.begin; row < row_range.end && problem.empty();
+               row += block) {
             const std::int64_t count = std::min(block, row_range.end - row);
-            const HostTensor got =
-                context.device().to_host(context.stream(), shard.row_range(local, local + count));
+            const HostTensor got = context.device().to_host(context.stream(),
+                                                            shard.row_range(local, local + count));
             for (std::int64_t r = 0; r < count && problem.empty(); ++r) {
               const std::byte* mine = got.data() + static_cast<std::size_t>(r * shard.cols) * size;
-              const std::byte* source = whole.data() + static_cast<std::size_t>((row + r) * whole.cols()) * size;
+              const std::byte* source = whole.data() +
+                                        static_cast<std::size_t>((row + r) * whole.cols()) * size;
               for (const Range& col : cols) {
                 const auto bytes = static_cast<std::size_t>(col.size()) * size;
                 if (std::memcmp(mine, source + static_cast<std::size_t>(col.begin) * size, bytes) != 0) {
-                  problem = fmt::format("row {} of {} (row {} of rank {}'s shard) is not the whole weight's", row + r,
-                                        tensor, local + r, context.rank());
+                  problem = fmt::format(
+                      "row {} of {} (row {} of rank {}'s shard) is not the whole weight's", row + r,
+                      tensor, local + r, context.rank());
                 }
                 mine += bytes;
               }
@@ -122,8 +128,10 @@ std::vector<WiringFault> check_replicas(const Program& program, const TapRun& ru
           }
         }
         if (differing.empty()) continue;
-        faults.push_back({value->name, static_cast<int>(order), taps.step.phase, taps.step.index, differing,
-                          fmt::format("replicas differ: rank {} has other bits than the first rank that holds the same part",
+        faults.push_back({value->name, static_cast<int>(order), taps.step.phase, taps.step.index,
+                          differing,
+                          fmt::format("replicas differ: rank {} has other bits than the first rank "
+                                      "that holds the same part",
                                       fmt::join(differing, ", "))});
       }
     }
@@ -164,13 +172,16 @@ std::vector<WiringFault> check_caches(const Program& program, const TapRun& run)
                 if (part.sequence == sequence.sequence && begin < end && written != nullptr && good) {
                   const HostTensor& from = written->ranks[static_cast<std::size_t>(rank)];
                   const std::int64_t at = row + begin - seen.begin;
-                  good = !from.shape().empty() && from.cols() == got.cols() && from.dtype() == got.dtype() &&
-                         at + end - begin <= got.rows() &&
-                         std::ranges::equal(row_bytes(got, at, end - begin),
-                                            row_bytes(from, past_row + begin - part.first, end - begin));
+                  good = !from.shape().empty() && from.cols() == got.cols() &&
+                         from.dtype() == got.dtype() && at + end - begin <= got.rows() &&
+                         std::ranges::equal(
+                             row_bytes(got, at, end - begin),
+                             row_bytes(from, past_row + begin - part.first, end - begin));
                   if (!good) {
-                    sentence = fmt::format("{} of rank {} does not hold what {} was at positions {} to {} of sequence {}",
-                                           cached, rank, source, begin, end - 1, sequence.sequence);
+                    sentence = fmt::format(
+                        "{} of rank {} does not hold what {} was at positions {} to {} of sequence "
+                        "{}",
+                        cached, rank, source, begin, end - 1, sequence.sequence);
                   }
                 }
                 past_row += part.count;
@@ -180,12 +191,14 @@ std::vector<WiringFault> check_caches(const Program& program, const TapRun& run)
           }
           if (good && row != got.rows()) {
             good = false;
-            sentence = fmt::format("{} of rank {} has {} rows, attention may see {}", cached, rank, got.rows(), row);
+            sentence = fmt::format("{} of rank {} has {} rows, attention may see {}", cached, rank,
+                                   got.rows(), row);
           }
           if (!good) wrong.push_back(rank);
         }
         if (!wrong.empty()) {
-          faults.push_back({cached, static_cast<int>(order), taps.step.phase, taps.step.index, wrong, sentence});
+          faults.push_back(
+              {cached, static_cast<int>(order), taps.step.phase, taps.step.index, wrong, sentence});
         }
       }
     }
@@ -193,17 +206,25 @@ std::vector<WiringFault> check_caches(const Program& program, const TapRun& run)
   return faults;
 }
 
-std::vector<WiringFault> from_mismatches(const Program& program, const std::vector<WiringMismatch>& mismatches) {
+std::vector<WiringFault> from_mismatches(const Program& program,
+                                         const std::vector<WiringMismatch>& mismatches) {
   std::vector<WiringFault> faults;
   for (const WiringMismatch& mismatch : mismatches) {
     const auto same = std::find_if(faults.begin(), faults.end(), [&](const WiringFault& fault) {
-      return fault.tap == mismatch.value && fault.phase == mismatch.phase && fault.step == mismatch.step;
+      return fault.tap == mismatch.value && fault.phase == mismatch.phase &&
+             fault.step == mismatch.step;
     });
     if (same == faults.end()) {
-      faults.push_back({mismatch.value, program_order(program, mismatch.phase, mismatch.value), mismatch.phase,
-                        mismatch.step, {mismatch.rank},
-                        fmt::format("{} was overwritten, or another buffer was read: {} read other bytes than its "
-                                    "producer wrote", mismatch.value, mismatch.consumer)});
+      faults.push_back(
+          {mismatch.value,
+           program_order(program, mismatch.phase, mismatch.value),
+           mismatch.phase,
+           mismatch.step,
+           {mismatch.rank},
+           fmt::format(
+               "{} was overwritten, or another buffer was read: {} read other bytes than its "
+               "producer wrote",
+               mismatch.value, mismatch.consumer)});
     } else if (std::find(same->ranks.begin(), same->ranks.end(), mismatch.rank) == same->ranks.end()) {
       same->ranks.push_back(mismatch.rank);
     }

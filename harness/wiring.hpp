@@ -48,7 +48,8 @@ std::vector<WiringFault> check_replicas(const Program& program, const TapRun& ru
 std::vector<WiringFault> check_caches(const Program& program, const TapRun& run);
 
 /// Hash mismatches between a value's producer and a consumer, as faults.
-std::vector<WiringFault> from_mismatches(const Program& program, const std::vector<WiringMismatch>& mismatches);
+std::vector<WiringFault> from_mismatches(const Program& program,
+                                         const std::vector<WiringMismatch>& mismatches);
 
 /// Position of a tap in a phase's program; the number of instructions if it has none.
 int program_order(const Program& program, Phase phase, std::string_view tap);

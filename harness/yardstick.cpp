@@ -12,8 +12,8 @@ class SplitSums final : public Interposer {
  public:
   explicit SplitSums(const Program& plan) : plan_(plan) {}
 
-  bool replace(RankContext& context, const Instruction& instruction, const std::vector<Tensor>& inputs,
-               std::vector<Tensor>& outputs) override {
+  bool replace(RankContext& context, const Instruction& instruction,
+               const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) override {
     if (instruction.op == nullptr || instruction.op->name() != "linear") return false;
     const std::vector<Ranges> parts = column_parts(instruction.module);
     if (parts.size() < 2) return false;
@@ -25,7 +25,8 @@ class SplitSums final : public Interposer {
     std::vector<Tensor> terms;
     for (const Ranges& part : parts) {
       terms.push_back(device.allocate(settings.wire, rows, features));
-      device.linear(stream, columns(context, inputs[0], part), columns(context, weight, part), nullptr, terms.back());
+      device.linear(stream, columns(context, inputs[0], part), columns(context, weight, part),
+                    nullptr, terms.back());
     }
     const Tensor sum = device.allocate(settings.wire, rows, features);
     device.reduce_n(stream, terms, settings.reduction, 0, sum.elements(), sum);
@@ -67,6 +68,8 @@ class SplitSums final : public Interposer {
 
 }  // namespace
 
-std::unique_ptr<Interposer> make_split_sums(const Program& plan) { return std::make_unique<SplitSums>(plan); }
+std::unique_ptr<Interposer> make_split_sums(const Program& plan) {
+  return std::make_unique<SplitSums>(plan);
+}
 
 }  // namespace shardcheck

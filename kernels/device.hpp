@@ -34,7 +34,19 @@ class Stream {
 };
 
 enum class Primitive {
-  linear, rms_norm, layer_norm, rope, attention, gate, unary, add, bias, embedding, cast, copy, reduce_n
+  linear,
+  rms_norm,
+  layer_norm,
+  rope,
+  attention,
+  gate,
+  unary,
+  add,
+  bias,
+  embedding,
+  cast,
+  copy,
+  reduce_n
 };
 std::string_view name(Primitive primitive);
 
@@ -42,10 +54,10 @@ std::string_view name(Primitive primitive);
 /// reports print it.
 struct Arithmetic {
   DType accumulate = DType::f32;
-  bool truncating = false;             // accumulator rounds towards zero instead of RNE
-  int fraction_bits = 24;              // significand bits kept in the accumulator
-  int block_k = 0;                     // products summed exactly before one rounding (tensor cores); 0: none
-  bool rounds_softmax_weights = false; // weights rounded to storage before the product with V
+  bool truncating = false;  // accumulator rounds towards zero instead of RNE
+  int fraction_bits = 24;   // significand bits kept in the accumulator
+  int block_k = 0;          // products summed exactly before one rounding (tensor cores); 0: none
+  bool rounds_softmax_weights = false;  // weights rounded to storage before the product with V
 };
 
 enum class RopeConvention { half_split, interleaved };  // pairs (i, i + d/2) or (2i, 2i + 1)
@@ -57,10 +69,10 @@ using HeadMap = std::span<const std::int32_t>;
 /// One stretch of keys for one sequence: queries at positions q_first.., keys at positions k_first..
 struct AttentionShape {
   std::int64_t head_dim = 0;
-  double scale = 0.0;            // multiplies q . k
-  std::int64_t q_first = 0;      // position of the first query row
-  std::int64_t k_first = 0;      // position of the first key row
-  std::int64_t window = 0;       // keys j with i - j < window are seen; 0: all
+  double scale = 0.0;        // multiplies q . k
+  std::int64_t q_first = 0;  // position of the first query row
+  std::int64_t k_first = 0;  // position of the first key row
+  std::int64_t window = 0;   // keys j with i - j < window are seen; 0: all
 };
 
 /// Partial softmax over a stretch of keys, per query row and local q head, in accumulate_dtype.
@@ -101,7 +113,8 @@ class Device {
   /// out = x / sqrt(mean(x^2) + eps) * weight, over columns.                       x, out [M, D]  weight [1, D]
   void rms_norm(Stream&, const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
   /// out = (x - mean) / sqrt(var + eps) * weight + bias; two passes.               x, out [M, D]  weight, bias [1, D]
-  void layer_norm(Stream&, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& out);
+  void layer_norm(Stream&, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                  const Tensor& out);
   /// Rotates each head's pairs.        x, out [M, heads * head_dim]  cos, sin [M, head_dim / 2] in accumulate_dtype
   void rope(Stream&, const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t head_dim,
             RopeConvention convention, const Tensor& out);
@@ -135,14 +148,17 @@ class Device {
                 std::int64_t total, const Tensor& out);
 
  protected:
-  virtual void do_linear(Stream&, const Tensor& x, const Tensor& weight, const Tensor* bias, const Tensor& out) = 0;
-  virtual void do_rms_norm(Stream&, const Tensor& x, const Tensor& weight, double eps, const Tensor& out) = 0;
-  virtual void do_layer_norm(Stream&, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                             const Tensor& out) = 0;
-  virtual void do_rope(Stream&, const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t head_dim,
-                       RopeConvention convention, const Tensor& out) = 0;
-  virtual void do_attention_partial(Stream&, const Tensor& q, const Tensor& k, const Tensor& v, HeadMap heads,
-                                    const AttentionShape& shape, const AttentionState& out) = 0;
+  virtual void do_linear(Stream&, const Tensor& x, const Tensor& weight, const Tensor* bias,
+                         const Tensor& out) = 0;
+  virtual void do_rms_norm(Stream&, const Tensor& x, const Tensor& weight, double eps,
+                           const Tensor& out) = 0;
+  virtual void do_layer_norm(Stream&, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                             double eps, const Tensor& out) = 0;
+  virtual void do_rope(Stream&, const Tensor& x, const Tensor& cos, const Tensor& sin,
+                       std::int64_t head_dim, RopeConvention convention, const Tensor& out) = 0;
+  virtual void do_attention_partial(Stream&, const Tensor& q, const Tensor& k, const Tensor& v,
+                                    HeadMap heads, const AttentionShape& shape,
+                                    const AttentionState& out) = 0;
   virtual void do_attention_merge(Stream&, const AttentionState& other, const AttentionState& into) = 0;
   virtual void do_attention_finish(Stream&, const AttentionState& state, std::int64_t head_dim,
                                    const Tensor& out) = 0;
@@ -151,11 +167,12 @@ class Device {
   virtual void do_add(Stream&, const Tensor& a, const Tensor& b, const Tensor& out) = 0;
   virtual void do_bias(Stream&, const Tensor& x, const Tensor& bias, const Tensor& out) = 0;
   virtual void do_embedding(Stream&, const Tensor& ids, const Tensor& table,
-                            std::span<const std::pair<std::int64_t, std::int64_t>> owned, const Tensor& out) = 0;
+                            std::span<const std::pair<std::int64_t, std::int64_t>> owned,
+                            const Tensor& out) = 0;
   virtual void do_cast(Stream&, const Tensor& in, const Tensor& out) = 0;
   virtual void do_copy(Stream&, const Tensor& in, const Tensor& out) = 0;
-  virtual void do_reduce_n(Stream&, std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first,
-                           std::int64_t total, const Tensor& out) = 0;
+  virtual void do_reduce_n(Stream&, std::span<const Tensor> terms, const ReduceSpec& spec,
+                           std::int64_t first, std::int64_t total, const Tensor& out) = 0;
 };
 
 /// Kinds of device by name. A value that is passed in: a new kind is one `add`.

@@ -13,13 +13,14 @@ Dim tensor_dim(PlanDim dim) {
 }
 
 Ranges ranges_of(const Layout& layout, const RankContext& context, int rank, Dim dim) {
-  return dim == Dim::features ? layout.feature_ranges(rank)
-                              : layout.token_ranges(context.program().mesh, rank, context.step().tokens());
+  return dim == Dim::features
+             ? layout.feature_ranges(rank)
+             : layout.token_ranges(context.program().mesh, rank, context.step().tokens());
 }
 
 /// Where each member of the group has its part of `dim`, in local indices of the rank that holds `whole`.
-Partition parts(const Layout& whole, const Layout& cut, const RankContext& context, const std::vector<int>& axes,
-                Dim dim) {
+Partition parts(const Layout& whole, const Layout& cut, const RankContext& context,
+                const std::vector<int>& axes, Dim dim) {
   const Ranges outer = ranges_of(whole, context, context.rank(), dim);
   std::vector<Ranges> per_rank;
   for (const int member : context.program().mesh.group(context.rank(), axes)) {
@@ -29,14 +30,17 @@ Partition parts(const Layout& whole, const Layout& cut, const RankContext& conte
 }
 
 Tensor view(const Tensor& tensor, Dim dim, const Range& range) {
-  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end) : tensor.col_range(range.begin, range.end);
+  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end)
+                            : tensor.col_range(range.begin, range.end);
 }
 
-Tensor slice(RankContext& context, const Tensor& input, Dim dim, const Ranges& wanted, const Tensor& out) {
+Tensor slice(RankContext& context, const Tensor& input, Dim dim, const Ranges& wanted,
+             const Tensor& out) {
   if (wanted.size() == 1) return view(input, dim, wanted[0]);
   std::int64_t at = 0;
   for (const Range& range : wanted) {
-    context.device().copy(context.stream(), view(input, dim, range), view(out, dim, {at, at + range.size()}));
+    context.device().copy(context.stream(), view(input, dim, range),
+                          view(out, dim, {at, at + range.size()}));
     at += range.size();
   }
   return out;
@@ -56,28 +60,35 @@ Tensor run_collective(const Instruction& instruction, RankContext& context, cons
   ReduceSpec spec = context.settings().reduction;
   spec.op = step.op;
   // What travels is the input's dtype; a wider or narrower output is one more rounding, after the collective.
-  const Tensor received =
-      input.dtype == out.dtype ? out : context.device().allocate(input.dtype, out.rows, out.cols);
+  const Tensor received = input.dtype == out.dtype
+                              ? out
+                              : context.device().allocate(input.dtype, out.rows, out.cols);
   switch (step.kind) {
-    case Kind::all_reduce: group.all_reduce(context.stream(), input, spec, received, site); break;
+    case Kind::all_reduce:
+      group.all_reduce(context.stream(), input, spec, received, site);
+      break;
     case Kind::reduce_scatter:
-      group.reduce_scatter(context.stream(), input, dim, parts(before, after, context, instruction.axes, dim), spec,
-                           received, site);
+      group.reduce_scatter(context.stream(), input, dim,
+                           parts(before, after, context, instruction.axes, dim), spec, received, site);
       break;
     case Kind::all_gather:
-      group.all_gather(context.stream(), input, dim, parts(after, before, context, instruction.axes, dim), received,
-                       site);
+      group.all_gather(context.stream(), input, dim,
+                       parts(after, before, context, instruction.axes, dim), received, site);
       break;
     case Kind::all_to_all: {
       const Dim concat = tensor_dim(step.concat);
-      group.all_to_all(context.stream(), input, dim, parts(before, after, context, instruction.axes, dim), concat,
+      group.all_to_all(context.stream(), input, dim,
+                       parts(before, after, context, instruction.axes, dim), concat,
                        parts(after, before, context, instruction.axes, concat), received, site);
       break;
     }
-    case Kind::broadcast: group.broadcast(context.stream(), input, step.root, received, site); break;
+    case Kind::broadcast:
+      group.broadcast(context.stream(), input, step.root, received, site);
+      break;
     case Kind::slice: {
       const Ranges mine = ranges_of(after, context, context.rank(), dim);
-      return slice(context, input, dim, locate(ranges_of(before, context, context.rank(), dim), mine), out);
+      return slice(context, input, dim,
+                   locate(ranges_of(before, context, context.rank(), dim), mine), out);
     }
   }
   if (received.dtype != out.dtype) context.device().cast(context.stream(), received, out);

@@ -16,8 +16,8 @@ class Builder {
 
   std::string node(std::string op, std::string module, std::vector<std::string> inputs,
                    std::string output, Attributes attributes = {}) {
-    graph_.nodes.push_back({std::move(op), std::move(module), std::move(inputs), {output},
-                            std::move(attributes)});
+    graph_.nodes.push_back(
+        {std::move(op), std::move(module), std::move(inputs), {output}, std::move(attributes)});
     return output;
   }
   std::string linear(const std::string& module, const std::string& x) {
@@ -31,10 +31,10 @@ class Builder {
   /// Scores of q against the cache, with this step's k and v appended to it first.
   std::string attention(const std::string& path, std::int64_t layer, const std::string& q,
                         const std::string& k, const std::string& v) {
-    const double window =
-        static_cast<double>(config_.windows[static_cast<std::size_t>(layer)].value_or(0));
-    graph_.nodes.push_back({"cache", path, {k, v}, {path + ".k_cache", path + ".v_cache"},
-                            {{"window", window}}});
+    const double window = static_cast<double>(
+        config_.windows[static_cast<std::size_t>(layer)].value_or(0));
+    graph_.nodes.push_back(
+        {"cache", path, {k, v}, {path + ".k_cache", path + ".v_cache"}, {{"window", window}}});
     const auto head_dim = static_cast<double>(config_.head_dim);
     return node("attention", path, {q, path + ".k_cache", path + ".v_cache"}, path + ".attn",
                 {{"head_dim", head_dim},
@@ -98,7 +98,8 @@ Graph gpt2(const Config& config) {
     b.node("split", fused, {qkv}, fused + ".k", {{"begin", q_size}, {"end", q_size + kv_size}});
     b.node("split", fused, {qkv}, fused + ".v",
            {{"begin", q_size + kv_size}, {"end", q_size + 2.0 * kv_size}});
-    const std::string attn = b.attention(at.attention, layer, fused + ".q", fused + ".k", fused + ".v");
+    const std::string attn = b.attention(at.attention, layer, fused + ".q", fused + ".k",
+                                         fused + ".v");
     const std::string o = b.linear(at.attention + ".c_proj", attn);
     x = b.node("add", at.attention, {x, o}, at.attention + ".resid");
     const std::string fc = b.linear(at.mlp + ".c_fc", b.norm(at.layer + ".ln_2", x));
@@ -114,8 +115,10 @@ Graph gpt2(const Config& config) {
 
 Graph build_graph(const Config& config) {
   switch (config.family) {
-    case Family::llama: return llama(config);
-    case Family::gpt2: return gpt2(config);
+    case Family::llama:
+      return llama(config);
+    case Family::gpt2:
+      return gpt2(config);
   }
   throw InputError("model_type " + config.model_type + " has no graph");
 }

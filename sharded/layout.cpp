@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded/layout.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace shardcheck {
 
 std::string to_string(const Placement& placement) {
   switch (placement.kind) {
-    case Placement::Kind::R: return "R";
-    case Placement::Kind::S: return placement.dim == Dim::tokens ? "S(tokens)" : "S(features)";
-    case Placement::Kind::P_sum: return "P(sum)";
-    case Placement::Kind::P_max: return "P(max)";
+    case Placement::Kind::R:
+      return "R";
+    case Placement::Kind::S:
+      return placement.dim == Dim::tokens ? "S(tokens)" : "S(features)";
+    case Placement::Kind::P_sum:
+      return "P(sum)";
+    case Placement::Kind::P_max:
+      return "P(max)";
   }
   return "?";
 }

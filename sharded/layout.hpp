@@ -41,7 +41,8 @@ struct Layout {
 
   static Layout replicated(std::int64_t features, const Mesh& mesh);
   /// Cut along features by one axis, replicated on the others.
-  static Layout sharded(const Mesh& mesh, int axis, const Partition& partition, bool may_overlap = false);
+  static Layout sharded(const Mesh& mesh, int axis, const Partition& partition,
+                        bool may_overlap = false);
   /// Partial sums on one axis, replicated on the others.
   static Layout partial(std::int64_t features, const Mesh& mesh, int axis);
 

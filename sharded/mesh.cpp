@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded/mesh.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace shardcheck {
 

@@ -33,7 +33,7 @@ struct PlaceQuery {
 
 /// A broken placement rule. `input` is the operand that is placed wrongly on `axis`.
 struct PlacementViolation {
-  std::string rule;      // "partial_into_nonlinear"
+  std::string rule;  // "partial_into_nonlinear"
   int input = 0;
   int axis = 0;
   Placement required;
@@ -58,7 +58,9 @@ struct Cost {
 struct Extent {
   std::int64_t rows = 0, cols = 0;
   DType dtype = DType::f32;
-  std::int64_t bytes() const { return rows * cols * static_cast<std::int64_t>(element_size(dtype)); }
+  std::int64_t bytes() const {
+    return rows * cols * static_cast<std::int64_t>(element_size(dtype));
+  }
 };
 
 class Op {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded/partition.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace shardcheck {
 
@@ -79,7 +79,8 @@ Partition Partition::balanced(std::int64_t extent, int ranks, std::int64_t unit)
   std::int64_t begin = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::int64_t mine = units / ranks + (rank < units % ranks ? 1 : 0);
-    if (mine > 0) per_rank[static_cast<std::size_t>(rank)] = {{begin * unit, (begin + mine) * unit}};
+    if (mine > 0)
+      per_rank[static_cast<std::size_t>(rank)] = {{begin * unit, (begin + mine) * unit}};
     begin += mine;
   }
   return {extent, std::move(per_rank)};
@@ -106,7 +107,8 @@ std::string Partition::defect(bool overlap_allowed) const {
   for (int rank = 0; rank < ranks(); ++rank) {
     for (const Range& range : of(rank)) {
       if (range.begin < 0 || range.end > extent_ || range.begin > range.end) {
-        return fmt::format("rank {} has [{},{}), outside [0,{})", rank, range.begin, range.end, extent_);
+        return fmt::format("rank {} has [{},{}), outside [0,{})", rank, range.begin, range.end,
+                           extent_);
       }
       if (range.size() > 0) all.push_back({range, rank});
     }

@@ -30,7 +30,8 @@ Ranges locate(const Ranges& whole, const Ranges& inner);
 class Partition {
  public:
   Partition() = default;
-  Partition(std::int64_t extent, std::vector<Ranges> per_rank) : extent_(extent), per_rank_(std::move(per_rank)) {}
+  Partition(std::int64_t extent, std::vector<Ranges> per_rank)
+      : extent_(extent), per_rank_(std::move(per_rank)) {}
 
   /// Rank r gets floor(n/P) + (r < n mod P) consecutive units of `unit` elements; n = extent / unit.
   static Partition balanced(std::int64_t extent, int ranks, std::int64_t unit = 1);

@@ -18,8 +18,8 @@ Layout gathered_features(Layout layout, const Mesh& mesh, const std::vector<int>
 Layout split_features(Layout layout, const Mesh& mesh, const std::vector<int>& axes, std::int64_t unit);
 
 /// Builds a violation that requires R on this axis of operand `input`.
-PlacementViolation requires_replicated(const PlaceQuery& query, int input, int axis, std::string rule,
-                                       std::string sentence);
+PlacementViolation requires_replicated(const PlaceQuery& query, int input, int axis,
+                                       std::string rule, std::string sentence);
 
 /// Rule of ops that act on each element by itself and aren't linear (norm-free): R and S pass, P is refused, all
 /// operands must be placed alike.

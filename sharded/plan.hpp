@@ -37,11 +37,11 @@ struct WeightCut {
 struct CollectiveStep {
   enum class Kind { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, slice };
   Kind kind = Kind::all_reduce;
-  ReduceOp op = ReduceOp::sum;        // all_reduce, reduce_scatter
-  PlanDim dim = PlanDim::features;    // reduce_scatter, all_gather, slice; all_to_all: the split dimension
-  PlanDim concat = PlanDim::features; // all_to_all
-  int root = 0;                       // broadcast
-  std::vector<std::string> axes;      // one group over all of them
+  ReduceOp op = ReduceOp::sum;  // all_reduce, reduce_scatter
+  PlanDim dim = PlanDim::features;  // reduce_scatter, all_gather, slice; all_to_all: the split dimension
+  PlanDim concat = PlanDim::features;  // all_to_all
+  int root = 0;                        // broadcast
+  std::vector<std::string> axes;       // one group over all of them
   bool operator==(const CollectiveStep&) const = default;
 };
 std::string to_string(const CollectiveStep& step);  // "all_reduce(sum, tp)"
@@ -79,10 +79,10 @@ struct ModulePlacement {
     int axis = 0;
     bool rows = true;  // rows (out, vocab, a norm's features) or columns (in)
   };
-  std::vector<AxisCut> cuts;     // only axes of more than one rank; outer first
-  std::vector<Ranges> rows;      // by rank of the mesh, element indices; empty: all rows everywhere
-  std::vector<Ranges> cols;      // likewise
-  bool may_overlap = false;      // by kv_head
+  std::vector<AxisCut> cuts;  // only axes of more than one rank; outer first
+  std::vector<Ranges> rows;   // by rank of the mesh, element indices; empty: all rows everywhere
+  std::vector<Ranges> cols;   // likewise
+  bool may_overlap = false;   // by kv_head
 
   const AxisCut* on(int axis) const;
 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan's text to a Plan: JSON with comments, and the small grammar inside its strings.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
-
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "model/error.hpp"
 #include "model/shipped.hpp"
@@ -19,9 +19,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::pair<std::string_view, PlanDim> kDims[] = {
-    {"out", PlanDim::out},       {"in", PlanDim::in},         {"vocab", PlanDim::vocab},
-    {"features", PlanDim::features}, {"tokens", PlanDim::tokens}, {"sequence", PlanDim::sequence},
-    {"head", PlanDim::head},     {"kv_head", PlanDim::kv_head}};
+    {"out", PlanDim::out},           {"in", PlanDim::in},          {"vocab", PlanDim::vocab},
+    {"features", PlanDim::features}, {"tokens", PlanDim::tokens},  {"sequence", PlanDim::sequence},
+    {"head", PlanDim::head},         {"kv_head", PlanDim::kv_head}};
 constexpr std::pair<std::string_view, CutUnit> kUnits[] = {{"row", CutUnit::row},
                                                            {"head", CutUnit::head},
                                                            {"kv_head", CutUnit::kv_head},
@@ -48,16 +48,17 @@ class Parser {
         if (event == Json::parse_event_t::object_start) open.emplace_back();
         if (event == Json::parse_event_t::object_end) open.pop_back();
         if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second) {
-          fail(value.get<std::string>(), fmt::format("the key \"{}\" stands twice in one object; keep one",
-                                                     value.get<std::string>()));
+          fail(value.get<std::string>(),
+               fmt::format("the key \"{}\" stands twice in one object; keep one",
+                           value.get<std::string>()));
         }
         return true;
       };
       json = Json::parse(text_, unique, true, true);
     } catch (const Json::parse_error& error) {
       const auto [line, column] = line_column(error.byte == 0 ? 0 : error.byte - 1);
-      throw InputError(fmt::format("{}:{}:{}: not valid JSON (comments are allowed): {}", origin_, line, column,
-                                   strip(error.what())));
+      throw InputError(fmt::format("{}:{}:{}: not valid JSON (comments are allowed): {}", origin_,
+                                   line, column, strip(error.what())));
     }
     object(json, "the plan");
     Plan plan;
@@ -65,8 +66,10 @@ class Parser {
     known(json, {"name", "mesh", "weights", "collectives", "phase", "families"}, "the plan");
     if (!json.contains("name")) fail("", "the plan needs \"name\"");
     plan.name = string(json["name"], "name");
-    if (!json.contains("mesh")) fail("", "the plan needs \"mesh\", a list of axis names such as [\"tp\"]");
-    if (!json["mesh"].is_array() || json["mesh"].empty()) fail("mesh", "\"mesh\" must be a list of axis names");
+    if (!json.contains("mesh"))
+      fail("", "the plan needs \"mesh\", a list of axis names such as [\"tp\"]");
+    if (!json["mesh"].is_array() || json["mesh"].empty())
+      fail("mesh", "\"mesh\" must be a list of axis names");
     for (const Json& axis : json["mesh"]) {
       plan.mesh.push_back(string(axis, "mesh"));
       if (std::count(plan.mesh.begin(), plan.mesh.end(), plan.mesh.back()) > 1) {
@@ -74,9 +77,12 @@ class Parser {
       }
     }
     axes_ = plan.mesh;
-    const bool flat = json.contains("weights") || json.contains("collectives") || json.contains("phase");
+    const bool flat = json.contains("weights") || json.contains("collectives") ||
+                      json.contains("phase");
     if (json.contains("families")) {
-      if (flat) fail("families", "a plan has either \"families\" or \"weights\" and \"collectives\", not both");
+      if (flat)
+        fail("families",
+             "a plan has either \"families\" or \"weights\" and \"collectives\", not both");
       object(json["families"], "families");
       for (const auto& [family, section] : json["families"].items()) {
         plan.families[family] = parse_section(section, family);
@@ -114,8 +120,8 @@ class Parser {
         object(overrides, "phase." + phase);
         // Both spellings: the points themselves, or under "collectives".
         const bool nested = overrides.size() == 1 && overrides.contains("collectives");
-        section.phase[phase == "prefill" ? Phase::prefill : Phase::decode] =
-            parse_collectives(nested ? overrides["collectives"] : overrides);
+        section.phase[phase == "prefill" ? Phase::prefill : Phase::decode] = parse_collectives(
+            nested ? overrides["collectives"] : overrides);
       }
     }
     return section;
@@ -140,7 +146,8 @@ class Parser {
     WeightCut cut;
     if (json.is_object()) {
       known(json, {"shard", "by", "ranges"}, pattern);
-      if (!json.contains("shard")) fail(pattern, fmt::format("{}: an explicit cut needs \"shard\"", pattern));
+      if (!json.contains("shard"))
+        fail(pattern, fmt::format("{}: an explicit cut needs \"shard\"", pattern));
       cut.sharded = true;
       cut.dim = word(string(json["shard"], pattern), kDims, "dimension");
       if (json.contains("by")) cut.unit = word(string(json["by"], pattern), kUnits, "unit");
@@ -175,9 +182,12 @@ class Parser {
         if (!std::isdigit(static_cast<unsigned char>(c)) || size > 100000) size = -1;
         if (size >= 0) size = size * 10 + (c - '0');
       }
-      if (size < 1) fail(size_text, fmt::format("{}: ranges are keyed by axis size, not \"{}\"", pattern, size_text));
+      if (size < 1)
+        fail(size_text,
+             fmt::format("{}: ranges are keyed by axis size, not \"{}\"", pattern, size_text));
       const auto bad = [&] {
-        fail(size_text, fmt::format("{}: ranges for {} ranks must list, per rank, half-open [begin, end) pairs in units",
+        fail(size_text, fmt::format("{}: ranges for {} ranks must list, per rank, half-open "
+                                    "[begin, end) pairs in units",
                                     pattern, size));
       };
       if (!per_rank.is_array() || per_rank.size() != static_cast<std::size_t>(size)) bad();
@@ -204,18 +214,31 @@ class Parser {
     step.kind = word(head, kKinds, "collective");
     std::vector<std::string> expected;
     switch (step.kind) {
-      case CollectiveStep::Kind::all_reduce: expected = {"sum|max", "A"}; break;
-      case CollectiveStep::Kind::reduce_scatter: expected = {"sum", "D", "A"}; break;
-      case CollectiveStep::Kind::all_gather: expected = {"D", "A"}; break;
-      case CollectiveStep::Kind::all_to_all: expected = {"Dsplit", "Dconcat", "A"}; break;
-      case CollectiveStep::Kind::broadcast: expected = {"root", "A"}; break;
-      case CollectiveStep::Kind::slice: expected = {"D", "A"}; break;
+      case CollectiveStep::Kind::all_reduce:
+        expected = {"sum|max", "A"};
+        break;
+      case CollectiveStep::Kind::reduce_scatter:
+        expected = {"sum", "D", "A"};
+        break;
+      case CollectiveStep::Kind::all_gather:
+        expected = {"D", "A"};
+        break;
+      case CollectiveStep::Kind::all_to_all:
+        expected = {"Dsplit", "Dconcat", "A"};
+        break;
+      case CollectiveStep::Kind::broadcast:
+        expected = {"root", "A"};
+        break;
+      case CollectiveStep::Kind::slice:
+        expected = {"D", "A"};
+        break;
     }
     if (arguments.size() != expected.size()) {
       fail(text, fmt::format("\"{}\" needs {}({})", text, head, fmt::join(expected, ", ")));
     }
     std::size_t next = 0;
-    if (step.kind == CollectiveStep::Kind::all_reduce || step.kind == CollectiveStep::Kind::reduce_scatter) {
+    if (step.kind == CollectiveStep::Kind::all_reduce ||
+        step.kind == CollectiveStep::Kind::reduce_scatter) {
       const std::string& op = arguments[next++];
       if (op != "sum" && (op != "max" || step.kind == CollectiveStep::Kind::reduce_scatter)) {
         fail(op, fmt::format("\"{}\": unknown reduction \"{}\"; use {}", text, op, expected[0]));
@@ -231,7 +254,8 @@ class Parser {
       step.root = std::stoi(root);
     } else if (step.kind != CollectiveStep::Kind::all_reduce) {
       step.dim = activation_dim(arguments[next++], text);
-      if (step.kind == CollectiveStep::Kind::all_to_all) step.concat = activation_dim(arguments[next++], text);
+      if (step.kind == CollectiveStep::Kind::all_to_all)
+        step.concat = activation_dim(arguments[next++], text);
     }
     std::string group = arguments[next];
     if (group.size() >= 2 && group.front() == '[' && group.back() == ']') {
@@ -247,8 +271,10 @@ class Parser {
   PlanDim activation_dim(const std::string& text, const std::string& step) {
     const PlanDim dim = word(text, kDims, "dimension");
     if (dim == PlanDim::out || dim == PlanDim::in) {
-      fail(text, fmt::format("\"{}\": {} is a weight's dimension; an activation has tokens, sequence, features, head, "
-                             "kv_head, vocab", step, text));
+      fail(text, fmt::format("\"{}\": {} is a weight's dimension; an activation has tokens, "
+                             "sequence, features, head, "
+                             "kv_head, vocab",
+                             step, text));
     }
     return dim;
   }
@@ -292,21 +318,24 @@ class Parser {
 
   void check_axis(const std::string& axis) {
     if (std::find(axes_.begin(), axes_.end(), axis) == axes_.end()) {
-      fail(axis, fmt::format("unknown mesh axis \"{}\"; this plan's mesh is [{}]", axis, fmt::join(axes_, ", ")));
+      fail(axis, fmt::format("unknown mesh axis \"{}\"; this plan's mesh is [{}]", axis,
+                             fmt::join(axes_, ", ")));
     }
   }
   void object(const Json& json, const std::string& where) {
-    if (!json.is_object()) fail(where, fmt::format("{} must be an object, not {}", where, json.type_name()));
+    if (!json.is_object())
+      fail(where, fmt::format("{} must be an object, not {}", where, json.type_name()));
   }
   std::string string(const Json& json, const std::string& where) {
-    if (!json.is_string()) fail(where, fmt::format("{}: expected a string, found {}", where, json.dump()));
+    if (!json.is_string())
+      fail(where, fmt::format("{}: expected a string, found {}", where, json.dump()));
     return json.get<std::string>();
   }
   void known(const Json& json, const std::vector<std::string>& keys, const std::string& where) {
     for (const auto& item : json.items()) {
       if (std::find(keys.begin(), keys.end(), item.key()) == keys.end()) {
-        fail(item.key(), fmt::format("{} has the unknown key \"{}\"; did you mean \"{}\"?", where, item.key(),
-                                     nearest_name(item.key(), keys)));
+        fail(item.key(), fmt::format("{} has the unknown key \"{}\"; did you mean \"{}\"?", where,
+                                     item.key(), nearest_name(item.key(), keys)));
       }
     }
   }
@@ -346,7 +375,9 @@ class Parser {
 
 }  // namespace
 
-Plan parse_plan(std::string_view text, const std::string& origin) { return Parser(text, origin).parse(); }
+Plan parse_plan(std::string_view text, const std::string& origin) {
+  return Parser(text, origin).parse();
+}
 
 Plan load_plan(const std::string& file_or_name) {
   const std::filesystem::path file = find_shipped("plans", file_or_name);
@@ -360,16 +391,21 @@ std::string to_string(const CollectiveStep& step) {
     }
     return std::string_view("?");
   };
-  const std::string group = step.axes.size() == 1 ? step.axes[0] : fmt::format("[{}]", fmt::join(step.axes, ", "));
+  const std::string group = step.axes.size() == 1 ? step.axes[0]
+                                                  : fmt::format("[{}]", fmt::join(step.axes, ", "));
   switch (step.kind) {
-    case CollectiveStep::Kind::all_reduce: return fmt::format("all_reduce({}, {})", name(step.op), group);
+    case CollectiveStep::Kind::all_reduce:
+      return fmt::format("all_reduce({}, {})", name(step.op), group);
     case CollectiveStep::Kind::reduce_scatter:
       return fmt::format("reduce_scatter({}, {}, {})", name(step.op), dim(step.dim), group);
-    case CollectiveStep::Kind::all_gather: return fmt::format("all_gather({}, {})", dim(step.dim), group);
+    case CollectiveStep::Kind::all_gather:
+      return fmt::format("all_gather({}, {})", dim(step.dim), group);
     case CollectiveStep::Kind::all_to_all:
       return fmt::format("all_to_all({}, {}, {})", dim(step.dim), dim(step.concat), group);
-    case CollectiveStep::Kind::broadcast: return fmt::format("broadcast({}, {})", step.root, group);
-    case CollectiveStep::Kind::slice: return fmt::format("slice({}, {})", dim(step.dim), group);
+    case CollectiveStep::Kind::broadcast:
+      return fmt::format("broadcast({}, {})", step.root, group);
+    case CollectiveStep::Kind::slice:
+      return fmt::format("slice({}, {})", dim(step.dim), group);
   }
   return "?";
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan applied to a model on a mesh: patterns to modules, cuts to index ranges.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "model/error.hpp"
 #include "sharded/plan.hpp"
@@ -25,8 +25,8 @@ const PlanSection& section_for(const Plan& plan, const std::string& model_type) 
   }
   std::vector<std::string> names;
   for (const auto& [name, section] : plan.families) names.push_back(name);
-  throw InputError(fmt::format("{}: no section for model_type {}; the plan has {}", plan.origin, model_type,
-                               fmt::join(names, ", ")));
+  throw InputError(fmt::format("{}: no section for model_type {}; the plan has {}", plan.origin,
+                               model_type, fmt::join(names, ", ")));
 }
 
 class Resolver {
@@ -53,8 +53,9 @@ class Resolver {
     std::vector<std::string> names;
     for (const Mesh::Axis& axis : mesh_.axes) names.push_back(axis.name);
     if (names != plan_.mesh) {
-      throw InputError(fmt::format("{}: the plan's mesh is [{}], but the run's is {}; pass --mesh {}=N", plan_.origin,
-                                   fmt::join(plan_.mesh, ", "), to_string(mesh_), fmt::join(plan_.mesh, "=N,")));
+      throw InputError(fmt::format(
+          "{}: the plan's mesh is [{}], but the run's is {}; pass --mesh {}=N", plan_.origin,
+          fmt::join(plan_.mesh, ", "), to_string(mesh_), fmt::join(plan_.mesh, "=N,")));
     }
   }
 
@@ -68,13 +69,14 @@ class Resolver {
         any = true;
         const auto [entry, fresh] = rules_.emplace(path, &rule);
         if (!fresh) {
-          throw InputError(fmt::format("{}: {} is matched twice, by \"{}\" and \"{}\"; keep one", plan_.origin, path,
-                                       entry->second->pattern, rule.pattern));
+          throw InputError(fmt::format("{}: {} is matched twice, by \"{}\" and \"{}\"; keep one",
+                                       plan_.origin, path, entry->second->pattern, rule.pattern));
         }
       }
       if (!any) {
-        throw InputError(fmt::format("{}: \"{}\" matches no module of {}; did you mean \"{}\"?", plan_.origin,
-                                     rule.pattern, config_.name, nearest_name(rule.pattern, paths)));
+        throw InputError(fmt::format("{}: \"{}\" matches no module of {}; did you mean \"{}\"?",
+                                     plan_.origin, rule.pattern, config_.name,
+                                     nearest_name(rule.pattern, paths)));
       }
     }
   }
@@ -97,16 +99,17 @@ class Resolver {
           any = true;
           const auto [entry, fresh] = owner.emplace(point, rule.pattern);
           if (!fresh) {
-            throw InputError(fmt::format("{}: the point {} is matched twice, by \"{}\" and \"{}\"; keep one",
-                                         plan_.origin, point, entry->second, rule.pattern));
+            throw InputError(
+                fmt::format("{}: the point {} is matched twice, by \"{}\" and \"{}\"; keep one",
+                            plan_.origin, point, entry->second, rule.pattern));
           }
           points[point] = rule.steps;
           for (const CollectiveStep& step : rule.steps) check_root(point, step);
         }
         if (!any) {
-          throw InputError(fmt::format("{}: \"{}\"{} matches no point of {}; did you mean \"{}\"?", plan_.origin,
-                                       rule.pattern, overriding ? " (in phase)" : "", config_.name,
-                                       nearest_name(rule.pattern, valid)));
+          throw InputError(fmt::format("{}: \"{}\"{} matches no point of {}; did you mean \"{}\"?",
+                                       plan_.origin, rule.pattern, overriding ? " (in phase)" : "",
+                                       config_.name, nearest_name(rule.pattern, valid)));
         }
       }
     };
@@ -123,8 +126,8 @@ class Resolver {
       size *= mesh_.axes[static_cast<std::size_t>(mesh_.axis_index(axis))].size;
     }
     if (size > 1 && step.root >= size) {
-      throw InputError(fmt::format("{}: {} at {} has root {}, but the group has ranks 0 to {}", plan_.origin,
-                                   to_string(step), point, step.root, size - 1));
+      throw InputError(fmt::format("{}: {} at {} has root {}, but the group has ranks 0 to {}",
+                                   plan_.origin, to_string(step), point, step.root, size - 1));
     }
   }
 
@@ -156,14 +159,17 @@ class Resolver {
         if (module.kind == ModuleKind::embedding) return false;
         if (module.kind == ModuleKind::norm) return true;
         break;
-      default: break;
+      default:
+        break;
     }
     const std::string_view has = module.kind == ModuleKind::linear
-                                     ? (module.role == ModuleRole::lm_head ? "out (vocab) and in" : "out and in")
+                                     ? (module.role == ModuleRole::lm_head ? "out (vocab) and in"
+                                                                           : "out and in")
                                  : module.kind == ModuleKind::embedding ? "vocab and features"
                                                                         : "features";
-    throw InputError(fmt::format("{}: {} can't be cut that way: a weight of this kind has the dimensions {}",
-                                 plan_.origin, module.path, has));
+    throw InputError(
+        fmt::format("{}: {} can't be cut that way: a weight of this kind has the dimensions {}",
+                    plan_.origin, module.path, has));
   }
 
   /// Elements of one unit of the cut dimension.
@@ -173,22 +179,27 @@ class Resolver {
     };
     switch (cut.unit) {
       case CutUnit::row:
-      case CutUnit::chunk: return 1;
+      case CutUnit::chunk:
+        return 1;
       case CutUnit::head:
-        if ((module.role == ModuleRole::q || module.role == ModuleRole::qkv) && rows) return config_.head_dim;
+        if ((module.role == ModuleRole::q || module.role == ModuleRole::qkv) && rows)
+          return config_.head_dim;
         if (module.role == ModuleRole::o && !rows) return config_.head_dim;
         if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows) {
           if (config_.num_kv_heads == config_.num_heads) return config_.head_dim;
-          return refuse(fmt::format("has {} kv heads, not {} heads; cut it by kv_head", config_.num_kv_heads,
-                                    config_.num_heads));
+          return refuse(fmt::format("has {} kv heads, not {} heads; cut it by kv_head",
+                                    config_.num_kv_heads, config_.num_heads));
         }
         return refuse("`by head` fits the rows of q, k, v or a fused qkv and the columns of o");
       case CutUnit::kv_head:
-        if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows) return config_.head_dim;
+        if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows)
+          return config_.head_dim;
         return refuse("`by kv_head` fits the rows of k and v (a fused qkv is cut by head)");
       case CutUnit::group: {
         const std::int64_t group = info(model_.dtype(module.weight())).block_elements;
-        if (group <= 1) return refuse("`by group` needs a quantised checkpoint; this weight is stored unquantised");
+        if (group <= 1)
+          return refuse(
+              "`by group` needs a quantised checkpoint; this weight is stored unquantised");
         if (rows) return refuse("`by group` cuts columns (in): quantisation groups lie along them");
         return group;
       }
@@ -196,12 +207,13 @@ class Resolver {
     return 1;
   }
 
-  void cut_dimension(const Module& module, const WeightCut& cut, int axis, bool rows, ModulePlacement& placement,
-                     const ResolvedPlan& resolved) {
+  void cut_dimension(const Module& module, const WeightCut& cut, int axis, bool rows,
+                     ModulePlacement& placement, const ResolvedPlan& resolved) {
     const std::int64_t extent = rows ? module.out : module.in;
     const std::int64_t unit = unit_size(module, cut, rows);
     const int size = mesh_.axes[static_cast<std::size_t>(axis)].size;
-    if (cut.unit == CutUnit::head && cut.ranges.empty()) check_heads(module, axis, size, rows, placement);
+    if (cut.unit == CutUnit::head && cut.ranges.empty())
+      check_heads(module, axis, size, rows, placement);
     if (size == 1 && cut.ranges.find(1) == cut.ranges.end()) return;
 
     std::vector<Ranges>& owned = rows ? placement.rows : placement.cols;
@@ -221,8 +233,8 @@ class Resolver {
         mine = compose(mine, Partition::chunked(total(mine), size).of(at));
       } else {
         if (total(mine) % unit != 0) {
-          throw InputError(fmt::format("{}: {}: {} elements are no multiple of the unit {}", plan_.origin, module.path,
-                                       total(mine), unit));
+          throw InputError(fmt::format("{}: {}: {} elements are no multiple of the unit {}",
+                                       plan_.origin, module.path, total(mine), unit));
         }
         mine = compose(mine, Partition::balanced(total(mine), size, unit).of(at));
       }
@@ -232,34 +244,36 @@ class Resolver {
     const Partition whole(extent, owned_along(owned, axis));
     const std::string defect = first ? whole.defect(follows_q) : std::string();
     if (!defect.empty()) {
-      throw InputError(fmt::format("{}: {}: {} (of {} {})", plan_.origin, module.path, defect, extent,
-                                   rows ? "rows" : "columns"));
+      throw InputError(fmt::format("{}: {}: {} (of {} {})", plan_.origin, module.path, defect,
+                                   extent, rows ? "rows" : "columns"));
     }
   }
 
   /// The ranges of the ranks along one axis, other coordinates 0.
   std::vector<Ranges> owned_along(const std::vector<Ranges>& owned, int axis) {
     std::vector<Ranges> result;
-    for (const int rank : mesh_.group(0, {axis})) result.push_back(owned[static_cast<std::size_t>(rank)]);
+    for (const int rank : mesh_.group(0, {axis}))
+      result.push_back(owned[static_cast<std::size_t>(rank)]);
     return result;
   }
 
-  Partition explicit_partition(const Module& module, const WeightCut& cut, int size, std::int64_t unit,
-                               std::int64_t extent) {
+  Partition explicit_partition(const Module& module, const WeightCut& cut, int size,
+                               std::int64_t unit, std::int64_t extent) {
     const auto found = cut.ranges.find(size);
     if (found == cut.ranges.end()) {
       std::vector<int> sizes;
       for (const auto& [ranks, ranges] : cut.ranges) sizes.push_back(ranks);
-      throw InputError(fmt::format("{}: {} lists ranges for {} ranks only, not for {}", plan_.origin, module.path,
-                                   fmt::join(sizes, ", "), size));
+      throw InputError(fmt::format("{}: {} lists ranges for {} ranks only, not for {}",
+                                   plan_.origin, module.path, fmt::join(sizes, ", "), size));
     }
     std::vector<Ranges> elements = found->second;
     for (Ranges& ranges : elements) {
       for (Range& range : ranges) {
         // Refused before it is scaled: a huge number must not overflow.
         if (range.begin < 0 || range.end > extent / unit || range.begin > range.end) {
-          throw InputError(fmt::format("{}: {}: the range [{}, {}) lies outside the {} units there are", plan_.origin,
-                                       module.path, range.begin, range.end, extent / unit));
+          throw InputError(
+              fmt::format("{}: {}: the range [{}, {}) lies outside the {} units there are",
+                          plan_.origin, module.path, range.begin, range.end, extent / unit));
         }
         range = {range.begin * unit, range.end * unit};
       }
@@ -267,22 +281,25 @@ class Resolver {
     Partition partition(extent, std::move(elements));
     const std::string defect = partition.defect(cut.unit == CutUnit::kv_head);
     if (!defect.empty()) {
-      throw InputError(fmt::format("{}: {}: {} (elements; unit {})", plan_.origin, module.path, defect, unit));
+      throw InputError(
+          fmt::format("{}: {}: {} (elements; unit {})", plan_.origin, module.path, defect, unit));
     }
     return partition;
   }
 
-  void check_heads(const Module& module, int axis, int size, bool rows, const ModulePlacement& placement) {
+  void check_heads(const Module& module, int axis, int size, bool rows,
+                   const ModulePlacement& placement) {
     std::int64_t heads = config_.num_heads;
     for (const ModulePlacement::AxisCut& outer : placement.cuts) {
       if (outer.rows == rows) heads /= mesh_.axes[static_cast<std::size_t>(outer.axis)].size;
     }
     if (size > heads) {
-      throw InputError(fmt::format(
-          "{}: {} is cut by head, and {} {} leave ranks without a head on {}={}; the largest size that works is {} "
-          "(explicit ranges may leave a rank without heads)",
-          plan_.origin, module.path, heads, heads == 1 ? "head" : "heads",
-          mesh_.axes[static_cast<std::size_t>(axis)].name, size, heads));
+      throw InputError(
+          fmt::format("{}: {} is cut by head, and {} {} leave ranks without a head on {}={}; the "
+                      "largest size that works is {} "
+                      "(explicit ranges may leave a rank without heads)",
+                      plan_.origin, module.path, heads, heads == 1 ? "head" : "heads",
+                      mesh_.axes[static_cast<std::size_t>(axis)].name, size, heads));
     }
   }
 
@@ -297,7 +314,8 @@ class Resolver {
       }
     }
     Ranges rows;
-    for (const std::int64_t head : needed) rows.push_back({head * config_.head_dim, (head + 1) * config_.head_dim});
+    for (const std::int64_t head : needed)
+      rows.push_back({head * config_.head_dim, (head + 1) * config_.head_dim});
     return normalized(std::move(rows));
   }
 
@@ -316,8 +334,8 @@ class Resolver {
       }
       return kv_heads_for(q_rows);
     }
-    throw InputError(fmt::format("{}: {} is cut by kv_head, but its block has no q to follow", plan_.origin,
-                                 module.path));
+    throw InputError(fmt::format("{}: {} is cut by kv_head, but its block has no q to follow",
+                                 plan_.origin, module.path));
   }
 
   /// A fused q | k | v: q by heads, k and v by the kv heads that those need; each section on its own.
@@ -337,7 +355,8 @@ class Resolver {
       } else {
         cut = kv_heads_for(q_rows);
       }
-      for (const Range& range : cut) result.push_back({range.begin + section.begin, range.end + section.begin});
+      for (const Range& range : cut)
+        result.push_back({range.begin + section.begin, range.end + section.begin});
     }
     return result;
   }
@@ -359,7 +378,8 @@ bool matches_plain(std::string_view pattern, std::string_view path) {
     }
     return false;
   }
-  return !path.empty() && pattern.front() == path.front() && matches_plain(pattern.substr(1), path.substr(1));
+  return !path.empty() && pattern.front() == path.front() &&
+         matches_plain(pattern.substr(1), path.substr(1));
 }
 
 /// Expands the first {a,b} and tries each.
@@ -370,8 +390,9 @@ bool matches_expanded(const std::string& pattern, std::string_view path) {
   std::size_t begin = open + 1;
   while (begin <= close) {
     const std::size_t end = std::min(pattern.find(',', begin), close);
-    if (matches_expanded(pattern.substr(0, open) + pattern.substr(begin, end - begin) + pattern.substr(close + 1),
-                         path)) {
+    if (matches_expanded(
+            pattern.substr(0, open) + pattern.substr(begin, end - begin) + pattern.substr(close + 1),
+            path)) {
       return true;
     }
     begin = end + 1;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded/program.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "model/error.hpp"
 #include "sharded/op.hpp"
@@ -22,7 +22,8 @@ class ProgramBuilder {
     values_.clear();
     collected_.clear();
     const Mesh& mesh = program_.mesh;
-    for (const char* source : {"ids", "positions"}) values_[source] = add_value({source, Layout::replicated(1, mesh)});
+    for (const char* source : {"ids", "positions"})
+      values_[source] = add_value({source, Layout::replicated(1, mesh)});
     const Graph graph = build_graph(program_.config);
     for (const Node& node : graph.nodes) add_node(node);
     finish(values_.at(graph.nodes.back().outputs[0]));
@@ -47,43 +48,49 @@ class ProgramBuilder {
 
     const std::vector<Layout> outputs = place(op, node, owns ? module : nullptr, inputs);
     const bool partial_weight = owns && has_partial_axis(outputs[0], inputs);
-    const std::vector<CollectiveStep> steps = owns ? live_steps(node.module + ".out") : std::vector<CollectiveStep>{};
-    const bool separate_bias =
-        owns && module->kind == ModuleKind::linear && module->has_bias && partial_weight && !steps.empty();
+    const std::vector<CollectiveStep> steps = owns ? live_steps(node.module + ".out")
+                                                   : std::vector<CollectiveStep>{};
+    const bool separate_bias = owns && module->kind == ModuleKind::linear && module->has_bias &&
+                               partial_weight && !steps.empty();
 
     Instruction instruction;
     instruction.op = &op;
     instruction.module = node.module;
     instruction.inputs = inputs;
     instruction.attributes = node.attributes;
-    instruction.adds_bias = owns && module->kind == ModuleKind::linear && module->has_bias && !separate_bias;
+    instruction.adds_bias = owns && module->kind == ModuleKind::linear && module->has_bias &&
+                            !separate_bias;
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
       Value out{node.outputs[i] + (steps.empty() ? "" : ".partial"), outputs[i]};
       if (!steps.empty() && outputs[i].any_partial()) out.dtype = ValueDType::wire;
       out.rows = op.rows();
-      if (out.rows == ValueRows::cache) out.window = static_cast<std::int64_t>(node.attributes.at("window"));
+      if (out.rows == ValueRows::cache)
+        out.window = static_cast<std::int64_t>(node.attributes.at("window"));
       instruction.outputs.push_back(add_value(std::move(out)));
     }
     instruction.site = value(instruction.outputs[0]).name;
     instructions().push_back(instruction);
-    if (partial_weight && steps.empty() && instruction.adds_bias) bias_on_partial(node, instruction.outputs[0]);
+    if (partial_weight && steps.empty() && instruction.adds_bias)
+      bias_on_partial(node, instruction.outputs[0]);
 
     int result = instruction.outputs[0];
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const bool last = i + 1 == steps.size();
       const std::string name = last && !separate_bias ? node.outputs[0]
                                : i == 0               ? node.outputs[0] + ".reduced"
-                                                      : fmt::format("{}.reduced.{}", node.outputs[0], i);
+                                        : fmt::format("{}.reduced.{}", node.outputs[0], i);
       result = add_collective(steps[i], node.module, name, result);
     }
     if (separate_bias) result = add_bias(node, result);
     values_[node.outputs[0]] = result;
-    for (std::size_t i = 1; i < node.outputs.size(); ++i) values_[node.outputs[i]] = instruction.outputs[i];
+    for (std::size_t i = 1; i < node.outputs.size(); ++i)
+      values_[node.outputs[i]] = instruction.outputs[i];
   }
 
   /// Output partial on an axis where no input was: the weight made it so.
   static bool newly_partial(const Placement& out, const std::vector<Placement>& in) {
-    return out.is_partial() && std::none_of(in.begin(), in.end(), [](const Placement& p) { return p.is_partial(); });
+    return out.is_partial() &&
+           std::none_of(in.begin(), in.end(), [](const Placement& p) { return p.is_partial(); });
   }
   bool has_partial_axis(const Layout& out, const std::vector<int>& inputs) {
     for (std::size_t axis = 0; axis < out.placements.size(); ++axis) {
@@ -112,39 +119,50 @@ class ProgramBuilder {
   void collect_inputs(const Node& node) {
     const std::vector<CollectiveStep> steps = live_steps(node.module + ".in");
     if (!live_steps(node.module + ".stat").empty()) {
-      throw InputError(fmt::format("{}.stat: collectives of a norm's statistic are not available yet; gather the input "
-                                   "with {}.in instead", node.module, node.module));
+      throw InputError(fmt::format(
+          "{}.stat: collectives of a norm's statistic are not available yet; gather the input "
+          "with {}.in instead",
+          node.module, node.module));
     }
     if (steps.empty()) return;
     int& current = values_.at(node.inputs[0]);
     const auto done = collected_.find(current);
     if (done != collected_.end()) {
       if (done->second == steps) return;
-      throw InputError(fmt::format("{}.in: its input is collected already, by another module that shares it and asks for "
-                                   "other steps; state the steps once", node.module));
+      throw InputError(fmt::format(
+          "{}.in: its input is collected already, by another module that shares it and asks for "
+          "other steps; state the steps once",
+          node.module));
     }
     int result = current;
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      const std::string name = i + 1 == steps.size() ? node.module + ".in" : fmt::format("{}.in.{}", node.module, i);
+      const std::string name = i + 1 == steps.size() ? node.module + ".in"
+                                                     : fmt::format("{}.in.{}", node.module, i);
       result = add_collective(steps[i], node.module, name, result);
     }
     current = result;
     collected_[result] = steps;
   }
 
-  std::vector<Layout> place(const Op& op, const Node& node, const Module* module, const std::vector<int>& inputs) {
+  std::vector<Layout> place(const Op& op, const Node& node, const Module* module,
+                            const std::vector<int>& inputs) {
     std::vector<std::int64_t> features;
     for (const int input : inputs) features.push_back(value(input).layout.features);
     const std::vector<std::int64_t> out_features = op.shapes(node, program_.config, module, features);
     // A violation is repaired by assumption and the rule asked again; every repair settles one operand on one axis.
     const std::size_t tries = inputs.size() * program_.mesh.axes.size() * 2 + 2;
     for (std::size_t attempt = 0; attempt < tries; ++attempt) {
-      PlaceQuery query{node, program_.config, program_.mesh, module,
-                       module == nullptr ? nullptr : &program_.plan.placement(module->path), {}};
+      PlaceQuery query{node,
+                       program_.config,
+                       program_.mesh,
+                       module,
+                       module == nullptr ? nullptr : &program_.plan.placement(module->path),
+                       {}};
       for (const int input : inputs) query.inputs.push_back(value(input).layout);
       Placed placed = op.place(query);
       if (placed.violations.empty()) {
-        for (std::size_t i = 0; i < placed.outputs.size(); ++i) placed.outputs[i].features = out_features[i];
+        for (std::size_t i = 0; i < placed.outputs.size(); ++i)
+          placed.outputs[i].features = out_features[i];
         return placed.outputs;
       }
       for (const PlacementViolation& violation : placed.violations) {
@@ -154,7 +172,8 @@ class ProgramBuilder {
     // No assumption satisfies the rule: the run can only show where it ends.
     program_.forced_shapes = true;
     std::vector<Layout> outputs;
-    for (const std::int64_t n : out_features) outputs.push_back(Layout::replicated(n, program_.mesh));
+    for (const std::int64_t n : out_features)
+      outputs.push_back(Layout::replicated(n, program_.mesh));
     return outputs;
   }
 
@@ -162,16 +181,18 @@ class ProgramBuilder {
     Value& wrong = value(input);
     const auto axis = static_cast<std::size_t>(violation.axis);
     const Placement met = wrong.layout.placements[axis];
-    add_finding({violation.rule, std::string(op), wrong.name, program_.mesh.axes[axis].name, to_string(met),
-                 to_string(violation.required), violation.fix.empty() ? "" : fix_at(wrong.name, violation.fix),
-                 violation.sentence});
+    add_finding({violation.rule, std::string(op), wrong.name, program_.mesh.axes[axis].name,
+                 to_string(met), to_string(violation.required),
+                 violation.fix.empty() ? "" : fix_at(wrong.name, violation.fix), violation.sentence});
     if (!met.is_partial()) program_.forced_shapes = true;
     wrong.layout = violation.assumed;
   }
 
   void add_finding(Finding finding) {
     // Both phases meet the same violation; it is one finding.
-    const auto same = [&](const Finding& f) { return f.rule == finding.rule && f.tap == finding.tap && f.op == finding.op; };
+    const auto same = [&](const Finding& f) {
+      return f.rule == finding.rule && f.tap == finding.tap && f.op == finding.op;
+    };
     if (std::none_of(program_.findings.begin(), program_.findings.end(), same)) {
       program_.findings.push_back(std::move(finding));
     }
@@ -187,9 +208,10 @@ class ProgramBuilder {
     for (std::size_t axis = 0; axis < layout.placements.size(); ++axis) {
       if (!layout.placements[axis].is_partial()) continue;
       const std::string& name = program_.mesh.axes[axis].name;
-      add_finding({"bias_on_partial", node.op, node.outputs[0], name, "P(sum)", "R",
-                   fmt::format("\"{}.out\": \"all_reduce(sum, {})\"", node.module, name),
-                   "each rank adds the bias to its partial sum, so the sum would hold it once per rank"});
+      add_finding(
+          {"bias_on_partial", node.op, node.outputs[0], name, "P(sum)", "R",
+           fmt::format("\"{}.out\": \"all_reduce(sum, {})\"", node.module, name),
+           "each rank adds the bias to its partial sum, so the sum would hold it once per rank"});
     }
   }
 
@@ -200,14 +222,16 @@ class ProgramBuilder {
     instruction.op = &op;
     instruction.module = node.module;
     instruction.inputs = {input};
-    const std::vector<Layout> outputs = place(op, bias, program_.find_module(node.module), instruction.inputs);
+    const std::vector<Layout> outputs = place(op, bias, program_.find_module(node.module),
+                                              instruction.inputs);
     instruction.outputs = {add_value({node.outputs[0], outputs[0]})};
     instruction.site = node.outputs[0];
     instructions().push_back(instruction);
     return instruction.outputs[0];
   }
 
-  int add_collective(const CollectiveStep& step, const std::string& module, const std::string& name, int input) {
+  int add_collective(const CollectiveStep& step, const std::string& module, const std::string& name,
+                     int input) {
     Instruction instruction;
     instruction.collective = step;
     instruction.axes = axes_of(step);
@@ -233,7 +257,8 @@ class ProgramBuilder {
     switch (step.kind) {
       case Kind::all_reduce:
       case Kind::reduce_scatter:
-        required = step.op == ReduceOp::sum ? Placement::partial() : Placement{Placement::Kind::P_max, Dim::features};
+        required = step.op == ReduceOp::sum ? Placement::partial()
+                                            : Placement{Placement::Kind::P_max, Dim::features};
         sentence = "a sum over ranks of a value that isn't partial multiplies or mixes it";
         break;
       case Kind::all_gather:
@@ -245,17 +270,22 @@ class ProgramBuilder {
         sentence = "an all_to_all needs a value that is cut along the dimension it joins";
         break;
       case Kind::broadcast:
-      case Kind::slice: sentence = "this step needs a value that every rank holds whole"; break;
+      case Kind::slice:
+        sentence = "this step needs a value that every rank holds whole";
+        break;
     }
     for (const int axis : axes) {
       const Placement met = value(input).layout.placements[static_cast<std::size_t>(axis)];
       if (met == required) continue;
       add_finding({"collective_misplaced", to_string(step), value(input).name,
-                   mesh.axes[static_cast<std::size_t>(axis)].name, to_string(met), to_string(required), "", sentence});
+                   mesh.axes[static_cast<std::size_t>(axis)].name, to_string(met),
+                   to_string(required), "", sentence});
       if (step.kind != Kind::all_reduce) program_.forced_shapes = true;
     }
     Layout out = value(input).layout;
-    const std::int64_t unit = step.dim == PlanDim::head || step.dim == PlanDim::kv_head ? program_.config.head_dim : 1;
+    const std::int64_t unit = step.dim == PlanDim::head || step.dim == PlanDim::kv_head
+                                  ? program_.config.head_dim
+                                  : 1;
     const auto set_all = [&](Placement placement) {
       for (const int axis : axes) out.placements[static_cast<std::size_t>(axis)] = placement;
     };
@@ -269,7 +299,9 @@ class ProgramBuilder {
     };
     switch (step.kind) {
       case Kind::all_reduce:
-      case Kind::broadcast: set_all(Placement::replicated()); return out;
+      case Kind::broadcast:
+        set_all(Placement::replicated());
+        return out;
       case Kind::all_gather:
         if (!split_tokens) return gathered_features(std::move(out), mesh, axes);
         join_tokens();
@@ -301,11 +333,12 @@ class ProgramBuilder {
       const Placement met = logits.layout.placements[axis];
       if (met.kind == Placement::Kind::R) continue;
       const std::string& name = program_.mesh.axes[axis].name;
-      const std::string step = met.is_partial() ? fmt::format("all_reduce(sum, {})", name)
-                                                : fmt::format("all_gather({}, {})",
-                                                              met.dim == Dim::tokens ? "tokens" : "vocab", name);
-      add_finding({"output_not_replicated", "output", logits.name, name, to_string(met), "R", fix_at(logits.name, step),
-                   "the logits must be whole on every rank"});
+      const std::string step = met.is_partial()
+                                   ? fmt::format("all_reduce(sum, {})", name)
+                                   : fmt::format("all_gather({}, {})",
+                                                 met.dim == Dim::tokens ? "tokens" : "vocab", name);
+      add_finding({"output_not_replicated", "output", logits.name, name, to_string(met), "R",
+                   fix_at(logits.name, step), "the logits must be whole on every rank"});
       if (!met.is_partial()) program_.forced_shapes = true;
       logits.layout = assume_replicated(logits.layout, program_.mesh, static_cast<int>(axis));
     }

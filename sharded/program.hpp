@@ -33,25 +33,25 @@ struct Value {
 
 /// One op or collective of the program.
 struct Instruction {
-  const Op* op = nullptr;              // null: a collective
-  CollectiveStep collective;           // if op is null
-  std::vector<int> axes;               // of the collective, indices into the mesh
-  std::string site;                    // tap name of the first output
-  std::string module;                  // path whose weights it uses, or that owns its output
-  std::vector<int> inputs, outputs;    // indices into Program::values
-  Attributes attributes;               // of the node
-  bool adds_bias = false;              // linear: the bias is added before the one rounding
+  const Op* op = nullptr;            // null: a collective
+  CollectiveStep collective;         // if op is null
+  std::vector<int> axes;             // of the collective, indices into the mesh
+  std::string site;                  // tap name of the first output
+  std::string module;                // path whose weights it uses, or that owns its output
+  std::vector<int> inputs, outputs;  // indices into Program::values
+  Attributes attributes;             // of the node
+  bool adds_bias = false;            // linear: the bias is added before the one rounding
 };
 
 /// A rule that a plan broke. With --force the required placement is assumed and the program goes on.
 struct Finding {
-  std::string rule;      // "partial_into_nonlinear"
-  std::string op;        // "rms_norm"
-  std::string tap;       // value that is placed wrongly
+  std::string rule;  // "partial_into_nonlinear"
+  std::string op;    // "rms_norm"
+  std::string tap;   // value that is placed wrongly
   std::string axis;
   std::string met, required;  // placements
-  std::string fix;       // "layers.0.mlp.down_proj.out": "all_reduce(sum, tp)"
-  std::string sentence;  // the rule in words, for people
+  std::string fix;            // "layers.0.mlp.down_proj.out": "all_reduce(sum, tp)"
+  std::string sentence;       // the rule in words, for people
 };
 
 struct Program {

@@ -15,7 +15,8 @@ std::vector<double> rope_angles_per_position(const Config& config) {
   const RopeConfig& rope = config.rope;
   std::vector<double> frequency(static_cast<std::size_t>(config.head_dim / 2));
   for (std::size_t i = 0; i < frequency.size(); ++i) {
-    double f = 1.0 / std::pow(rope.theta, 2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
+    double f = 1.0 / std::pow(rope.theta,
+                              2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
     if (rope.type == RopeConfig::Type::linear) f /= rope.factor;
     if (rope.type == RopeConfig::Type::llama3) {
       const double wavelength = 2.0 * std::numbers::pi / f;
@@ -42,8 +43,9 @@ HostTensor row_of_ids(const std::vector<std::int64_t>& ids) {
 
 }  // namespace
 
-RankContext::RankContext(const Program& program, int rank, Device& device, World& world, WeightStore& weights,
-                         const RunSettings& settings, std::vector<std::int64_t> sequence_capacity)
+RankContext::RankContext(const Program& program, int rank, Device& device, World& world,
+                         WeightStore& weights, const RunSettings& settings,
+                         std::vector<std::int64_t> sequence_capacity)
     : program_(program),
       rank_(rank),
       device_(device),
@@ -61,7 +63,8 @@ const Tensor& RankContext::weight(const std::string& tensor) {
   const Ranges rows = program_.plan.rows_of(module, rank_);
   const bool matrix = module.kind != ModuleKind::norm && tensor == module.weight();
   // A vector is one row on the device: its elements are columns.
-  Tensor shard = matrix ? store_.shard(tensor, rows, program_.plan.cols_of(module, rank_), device_, *stream_)
+  Tensor shard = matrix ? store_.shard(tensor, rows, program_.plan.cols_of(module, rank_), device_,
+                                       *stream_)
                         : store_.shard(tensor, {{0, 1}}, rows, device_, *stream_);
   return weights_.emplace(tensor, std::move(shard)).first->second;
 }
@@ -72,7 +75,8 @@ Communicator& RankContext::communicator(const std::vector<int>& axes) {
   return *slot;
 }
 
-SequenceCache& RankContext::cache(const std::string& attention, std::int64_t sequence, std::int64_t kv_features) {
+SequenceCache& RankContext::cache(const std::string& attention, std::int64_t sequence,
+                                  std::int64_t kv_features) {
   SequenceCache& slot = caches_[{attention, sequence}];
   if (!slot.k) {
     const std::int64_t capacity = capacity_.at(static_cast<std::size_t>(sequence));
@@ -125,7 +129,8 @@ Extent RankContext::extent(int value) const {
   std::int64_t rows = total(v.layout.token_ranges(program_.mesh, rank_, step_->tokens()));
   if (v.rows == ValueRows::cache) {
     rows = 0;
-    for (const StepSequence& sequence : step_->sequences) rows += visible_keys(sequence, v.window).size();
+    for (const StepSequence& sequence : step_->sequences)
+      rows += visible_keys(sequence, v.window).size();
   }
   return {rows, v.layout.local_features(rank_), dtype(v)};
 }

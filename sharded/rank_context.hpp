@@ -56,7 +56,7 @@ class RankContext {
   /// Sets the step that the next instructions belong to and uploads its ids and positions.
   void begin_step(const Step& step);
   const Step& step() const { return *step_; }
-  const Tensor& ids() const { return ids_; }              // [1, M] i64
+  const Tensor& ids() const { return ids_; }                 // [1, M] i64
   const Tensor& position_ids() const { return positions_; }  // [1, M] i64
   const std::vector<std::int64_t>& positions() const { return position_values_; }
   /// cos and sin of every row's angles, in the accumulate dtype; made once per step.           [M, head_dim / 2] each

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sharded/runner.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "model/error.hpp"
 #include "sharded/collectives.hpp"
@@ -45,13 +45,15 @@ class RankRun {
   void execute(const Instruction& instruction) {
     std::vector<Tensor> inputs;
     for (const int index : instruction.inputs) inputs.push_back(input(index));
-    for (std::size_t i = 0; i < inputs.size(); ++i) hash_input(instruction, instruction.inputs[i], inputs[i]);
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      hash_input(instruction, instruction.inputs[i], inputs[i]);
 
     std::vector<Tensor> outputs;
     Interposer* interposer = options_.interposer;
     if (interposer == nullptr || !interposer->replace(context_, instruction, inputs, outputs)) {
-      outputs = instruction.op == nullptr ? std::vector<Tensor>{run_collective(instruction, context_, inputs[0])}
-                                          : instruction.op->run(instruction, context_, inputs);
+      outputs = instruction.op == nullptr
+                    ? std::vector<Tensor>{run_collective(instruction, context_, inputs[0])}
+                    : instruction.op->run(instruction, context_, inputs);
     }
     if (interposer != nullptr) interposer->after(context_, instruction, outputs);
     if (instruction.op != nullptr) record(instruction);
@@ -91,7 +93,8 @@ class RankRun {
     for (const int index : instruction.inputs) {
       const Value& value = context_.program().value(index);
       const bool source = value.name == "ids" || value.name == "positions";
-      inputs.push_back(source ? Extent{1, context_.step().tokens(), DType::i64} : context_.extent(index));
+      inputs.push_back(source ? Extent{1, context_.step().tokens(), DType::i64}
+                              : context_.extent(index));
     }
     for (const int index : instruction.outputs) outputs.push_back(context_.extent(index));
     const Cost cost = instruction.op->cost(instruction, context_, inputs, outputs);
@@ -110,7 +113,8 @@ class RankRun {
     if (options_.taps == nullptr || !context_.device().has_values()) return;
     const Value& value = context_.program().value(index);
     if (!options_.taps->wants(value.name)) return;
-    const TapInfo info{value.name, context_.step().phase, context_.step().index, context_.rank(), &value.layout};
+    const TapInfo info{value.name, context_.step().phase, context_.step().index, context_.rank(),
+                       &value.layout};
     options_.taps->take(info, context_.device().to_host(context_.stream(), tensor));
   }
 
@@ -138,11 +142,13 @@ class RankRun {
   }
   void end_wiring() {
     if (!wiring_) return;
-    const HostTensor hashes = context_.device().to_host(context_.stream(), slots_.col_range(0, next_slot_));
+    const HostTensor hashes = context_.device().to_host(context_.stream(),
+                                                        slots_.col_range(0, next_slot_));
     const auto values = hashes.as<std::uint64_t>();
     for (const Checked& check : checked_) {
       ++checks_;
-      if (values[static_cast<std::size_t>(check.producer_slot)] == values[static_cast<std::size_t>(check.consumer_slot)]) {
+      if (values[static_cast<std::size_t>(check.producer_slot)] ==
+          values[static_cast<std::size_t>(check.consumer_slot)]) {
         continue;
       }
       mismatches_.push_back({context_.rank(), context_.step().phase, context_.step().index,
@@ -177,8 +183,9 @@ std::vector<std::int64_t> sequence_capacity(std::span<const Step> steps) {
   return capacity;
 }
 
-RunResult run_program(const Program& program, World& world, std::span<Device* const> devices, WeightStore& weights,
-                      const RunSettings& settings, std::span<const Step> steps, const RunOptions& options) {
+RunResult run_program(const Program& program, World& world, std::span<Device* const> devices,
+                      WeightStore& weights, const RunSettings& settings,
+                      std::span<const Step> steps, const RunOptions& options) {
   const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
   RunResult result;
   result.ledgers.resize(ranks);

@@ -57,10 +57,10 @@ struct RunEnd {
 };
 
 struct RunResult {
-  std::vector<Ledger> ledgers;                 // by rank
-  std::vector<WiringMismatch> wiring;          // in order of rank, then program
-  std::int64_t wiring_checks = 0;              // hashes compared; 0: the check was not run
-  std::optional<RunEnd> ended;                 // forced programs only
+  std::vector<Ledger> ledgers;         // by rank
+  std::vector<WiringMismatch> wiring;  // in order of rank, then program
+  std::int64_t wiring_checks = 0;      // hashes compared; 0: the check was not run
+  std::optional<RunEnd> ended;         // forced programs only
 };
 
 struct RunOptions {
@@ -75,8 +75,9 @@ struct RunOptions {
 
 /// `devices` has one device for all ranks, or one per rank. Throws what a rank threw, prefixed with its number; with a
 /// program whose findings left shapes that don't fit, ShapeError and CommError end the run instead (RunResult::ended).
-RunResult run_program(const Program& program, World& world, std::span<Device* const> devices, WeightStore& weights,
-                      const RunSettings& settings, std::span<const Step> steps, const RunOptions& options = {});
+RunResult run_program(const Program& program, World& world, std::span<Device* const> devices,
+                      WeightStore& weights, const RunSettings& settings,
+                      std::span<const Step> steps, const RunOptions& options = {});
 
 /// Tokens that each sequence reaches over all steps: how large its cache must be.
 std::vector<std::int64_t> sequence_capacity(std::span<const Step> steps);

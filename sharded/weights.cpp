@@ -28,7 +28,8 @@ HostTensor WeightStore::whole(const std::string& tensor) {
     const bool vector = extents.cols == 1;
     HostTensor whole(storage_, vector ? std::vector<std::int64_t>{1, extents.rows}
                                       : std::vector<std::int64_t>{extents.rows, extents.cols});
-    const std::int64_t step = std::max<std::int64_t>(1, kElementsAtOnce / std::max<std::int64_t>(1, extents.cols));
+    const std::int64_t step = std::max<std::int64_t>(
+        1, kElementsAtOnce / std::max<std::int64_t>(1, extents.cols));
     std::vector<double> block;
     for (std::int64_t begin = 0; begin < extents.rows; begin += step) {
       const std::int64_t end = std::min(begin + step, extents.rows);
@@ -77,8 +78,8 @@ void WeightStore::load_all(int threads, const std::function<void(double)>& progr
   if (failure) std::rethrow_exception(failure);
 }
 
-Tensor WeightStore::shard(const std::string& tensor, const Ranges& rows, const Ranges& cols, Device& device,
-                          Stream& stream) {
+Tensor WeightStore::shard(const std::string& tensor, const Ranges& rows, const Ranges& cols,
+                          Device& device, Stream& stream) {
   if (!device.has_values()) return device.allocate(storage_, total(rows), total(cols));
   const Tensor whole_tensor = device.adopt(stream, whole(tensor));
   if (rows.size() == 1 && cols.size() == 1) {
@@ -90,7 +91,8 @@ Tensor WeightStore::shard(const std::string& tensor, const Ranges& rows, const R
     std::int64_t col = 0;
     for (const Range& col_range : cols) {
       device.copy(stream,
-                  whole_tensor.row_range(row_range.begin, row_range.end).col_range(col_range.begin, col_range.end),
+                  whole_tensor.row_range(row_range.begin, row_range.end)
+                      .col_range(col_range.begin, col_range.end),
                   copy.row_range(row, row + row_range.size()).col_range(col, col + col_range.size()));
       col += col_range.size();
     }

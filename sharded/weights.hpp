@@ -29,7 +29,8 @@ class WeightStore {
 
   /// The given rows and columns of a weight on a device, in the order of the ranges. One range each: a view where the
   /// device can read host memory; else a copy. On a device without values: shapes alone.
-  Tensor shard(const std::string& tensor, const Ranges& rows, const Ranges& cols, Device& device, Stream& stream);
+  Tensor shard(const std::string& tensor, const Ranges& rows, const Ranges& cols, Device& device,
+               Stream& stream);
 
  private:
   struct Slot {

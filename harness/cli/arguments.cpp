@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/cli/arguments.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
 
 #include "model/error.hpp"
 
@@ -28,7 +27,8 @@ std::optional<std::int64_t> integer(const std::string& word) {
 int group_size(const std::string& word, const std::string& option) {
   const std::optional<std::int64_t> size = integer(word);
   if (!size || *size < 1 || *size > 1024) {
-    throw InputError(fmt::format("{}: \"{}\" is no group size; use a whole number from 1 to 1024", option, word));
+    throw InputError(fmt::format("{}: \"{}\" is no group size; use a whole number from 1 to 1024",
+                                 option, word));
   }
   return static_cast<int>(*size);
 }
@@ -36,18 +36,23 @@ int group_size(const std::string& word, const std::string& option) {
 }  // namespace
 
 void ModelArguments::add_to(CLI::App& app) {
-  app.add_option("MODEL", positional,
-                 "a directory, a .gguf, a config.json, a shipped model's or config's name, or smollm2");
+  app.add_option(
+      "MODEL", positional,
+      "a directory, a .gguf, a config.json, a shipped model's or config's name, or smollm2");
   app.add_option("--model", option, "the same, as an option");
-  app.add_option("--random", random, "synthetic weights from this seed, for a config without weights")->type_name("SEED");
+  app.add_option("--random", random,
+                 "synthetic weights from this seed, for a config without weights")
+      ->type_name("SEED");
   app.add_option("--layers", layers, "keep only the first N layers")->type_name("N");
-  app.add_option("--ignore-key", ignored_keys, "go on without this key of config.json (repeatable)")->type_name("KEY");
+  app.add_option("--ignore-key", ignored_keys, "go on without this key of config.json (repeatable)")
+      ->type_name("KEY");
 }
 
 std::string ModelArguments::name() const {
   if (positional.empty() == option.empty()) {
-    throw InputError(option.empty() ? "no model given; name one first or with --model, such as tiny-llama"
-                                    : "the model is given twice, first and with --model; keep one");
+    throw InputError(option.empty()
+                         ? "no model given; name one first or with --model, such as tiny-llama"
+                         : "the model is given twice, first and with --model; keep one");
   }
   return option.empty() ? positional : option;
 }
@@ -72,9 +77,11 @@ std::string ModelArguments::repro() const {
 void PlanArguments::add_to(CLI::App& app, const std::string& default_tp) {
   default_tp_ = default_tp;
   app.add_option("--plan", plan, "a plan file or a shipped plan's name")->capture_default_str();
-  app.add_option("--tp", tp, "group sizes of the plan's one axis, such as 1,2,4 (default " + default_tp + ")")
+  app.add_option("--tp", tp,
+                 "group sizes of the plan's one axis, such as 1,2,4 (default " + default_tp + ")")
       ->type_name("LIST");
-  app.add_option("--mesh", mesh, "sizes of the plan's axes, such as x=2,y=4 (repeatable)")->type_name("AXES");
+  app.add_option("--mesh", mesh, "sizes of the plan's axes, such as x=2,y=4 (repeatable)")
+      ->type_name("AXES");
 }
 
 std::vector<Mesh> PlanArguments::meshes(const Plan& chosen) const {
@@ -90,10 +97,12 @@ std::vector<Mesh> PlanArguments::meshes(const Plan& chosen) const {
     for (const std::string& part : split({text})) {
       const auto equals = part.find('=');
       if (equals == std::string::npos || equals == 0) {
-        throw InputError(fmt::format("--mesh: \"{}\" is no axis=size; write for example {}=2", part, chosen.mesh[0]));
+        throw InputError(fmt::format("--mesh: \"{}\" is no axis=size; write for example {}=2", part,
+                                     chosen.mesh[0]));
       }
       const std::string axis = part.substr(0, equals);
-      if (parsed.axis_index(axis) >= 0) throw InputError(fmt::format("--mesh: the axis {} stands twice in {}", axis, text));
+      if (parsed.axis_index(axis) >= 0)
+        throw InputError(fmt::format("--mesh: the axis {} stands twice in {}", axis, text));
       parsed.axes.push_back({axis, group_size(part.substr(equals + 1), "--mesh")});
     }
     // Written in any order; ranks are counted in the plan's.
@@ -101,8 +110,8 @@ std::vector<Mesh> PlanArguments::meshes(const Plan& chosen) const {
     for (const std::string& axis : chosen.mesh) {
       const int at = parsed.axis_index(axis);
       if (at < 0) {
-        throw InputError(fmt::format("--mesh {}: the plan {} has the axes {}; give each a size", text, chosen.name,
-                                     fmt::join(chosen.mesh, ", ")));
+        throw InputError(fmt::format("--mesh {}: the plan {} has the axes {}; give each a size",
+                                     text, chosen.name, fmt::join(chosen.mesh, ", ")));
       }
       ordered.axes.push_back(parsed.axes[static_cast<std::size_t>(at)]);
     }
@@ -110,21 +119,24 @@ std::vector<Mesh> PlanArguments::meshes(const Plan& chosen) const {
       throw InputError(fmt::format("--mesh {}: the plan {} has only the axes {}", text, chosen.name,
                                    fmt::join(chosen.mesh, ", ")));
     }
-    if (ordered.ranks() > 1024) throw InputError(fmt::format("--mesh {}: {} ranks are more than 1024", text, ordered.ranks()));
+    if (ordered.ranks() > 1024)
+      throw InputError(fmt::format("--mesh {}: {} ranks are more than 1024", text, ordered.ranks()));
     add(std::move(ordered), "--mesh");
   }
   std::vector<std::string> sizes = split(tp);
   if (sizes.empty() && meshes.empty()) {
     if (chosen.mesh.size() > 1) {
-      throw InputError(fmt::format("the plan {} has the axes {}; give their sizes with --mesh", chosen.name,
-                                   fmt::join(chosen.mesh, ", ")));
+      throw InputError(fmt::format("the plan {} has the axes {}; give their sizes with --mesh",
+                                   chosen.name, fmt::join(chosen.mesh, ", ")));
     }
     sizes = split({default_tp_});
   }
   if (!sizes.empty() && chosen.mesh.size() > 1) {
-    throw InputError(fmt::format("--tp: the plan {} has the axes {}; use --mesh", chosen.name, fmt::join(chosen.mesh, ", ")));
+    throw InputError(fmt::format("--tp: the plan {} has the axes {}; use --mesh", chosen.name,
+                                 fmt::join(chosen.mesh, ", ")));
   }
-  for (const std::string& size : sizes) add(Mesh{{{chosen.mesh[0], group_size(size, "--tp")}}}, "--tp");
+  for (const std::string& size : sizes)
+    add(Mesh{{{chosen.mesh[0], group_size(size, "--tp")}}}, "--tp");
   return meshes;
 }
 
@@ -157,7 +169,8 @@ std::vector<Phase> parse_phases(const std::vector<std::string>& words) {
 
 DType parse_dtype(const std::string& word, const std::string& option) {
   const std::optional<DType> dtype = parse_float_dtype(word);
-  if (!dtype) throw InputError(fmt::format("{}: unknown dtype \"{}\"; use f64, f32, bf16 or fp16", option, word));
+  if (!dtype)
+    throw InputError(fmt::format("{}: unknown dtype \"{}\"; use f64, f32, bf16 or fp16", option, word));
   return *dtype;
 }
 
@@ -178,7 +191,8 @@ std::vector<std::int64_t> parse_lengths(const std::vector<std::string>& words) {
   for (const std::string& word : split(words)) {
     const std::optional<std::int64_t> length = integer(word);
     if (!length || *length < 1 || *length > 1000000) {
-      throw InputError(fmt::format("--lengths: \"{}\" is no number of tokens; use whole numbers from 1", word));
+      throw InputError(
+          fmt::format("--lengths: \"{}\" is no number of tokens; use whole numbers from 1", word));
     }
     lengths.push_back(*length);
   }
@@ -191,7 +205,8 @@ void check_writable(const std::string& file) {
   if (!folder.empty() && !std::filesystem::is_directory(folder)) {
     throw InputError(fmt::format("{}: the folder {} doesn't exist", file, folder.string()));
   }
-  if (std::filesystem::is_directory(file)) throw InputError(fmt::format("{}: is a folder; name a file", file));
+  if (std::filesystem::is_directory(file))
+    throw InputError(fmt::format("{}: is a folder; name a file", file));
 }
 
 void write_file(const std::string& file, const std::string& text) {

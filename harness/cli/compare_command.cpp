@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <filesystem>
-#include <memory>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <filesystem>
+#include <memory>
 
 #include "harness/candidate.hpp"
 #include "harness/cli/arguments.hpp"
@@ -26,7 +26,8 @@ int run(const CompareArguments& a) {
     throw InputError("compare needs --golden FILE or --candidate DIR, one of them");
   }
   if (!a.golden.empty()) {
-    if (!std::filesystem::exists(a.golden)) throw InputError(fmt::format("--golden {}: no such file", a.golden));
+    if (!std::filesystem::exists(a.golden))
+      throw InputError(fmt::format("--golden {}: no such file", a.golden));
     const Model model = a.model.load();
     const GoldenReport report = compare_golden(model, a.golden, {a.allow_unknown});
     fmt::print("{}", golden_table(report));
@@ -45,15 +46,21 @@ int run(const CompareArguments& a) {
 }  // namespace
 
 void add_compare(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand(
-      "compare", "The reference against somebody else's numbers: a golden file, or per-rank tensors of a sharded run.");
+  CLI::App* command = app.add_subcommand("compare",
+                                         "The reference against somebody else's numbers: a golden "
+                                         "file, or per-rank tensors of a sharded run.");
   const auto a = std::make_shared<CompareArguments>();
   a->model.add_to(*command);
-  command->add_option("--golden", a->golden, "safetensors file of f64 values by module path")->type_name("FILE");
-  command->add_option("--candidate", a->candidate, "folder with manifest.json (shardcheck.taps/1) and a file per rank")
+  command->add_option("--golden", a->golden, "safetensors file of f64 values by module path")
+      ->type_name("FILE");
+  command
+      ->add_option("--candidate", a->candidate,
+                   "folder with manifest.json (shardcheck.taps/1) and a file per rank")
       ->type_name("DIR");
-  command->add_flag("--allow-unknown", a->allow_unknown, "count tensors that the model doesn't have, instead of refusing them");
-  command->add_option("--json", a->json, "write the report, schema shardcheck.compare/1")->type_name("FILE");
+  command->add_flag("--allow-unknown", a->allow_unknown,
+                    "count tensors that the model doesn't have, instead of refusing them");
+  command->add_option("--json", a->json, "write the report, schema shardcheck.compare/1")
+      ->type_name("FILE");
   command->callback([a, &exit_code] { exit_code = run(*a); });
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <memory>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <memory>
 
 #include "harness/cli/arguments.hpp"
 #include "harness/cli/commands.hpp"
@@ -55,7 +55,8 @@ int run(const CostArguments& a) {
   for (const Mesh& mesh : meshes) {
     const Program program = build_program(model, resolve(plan, model, mesh), parts.ops);
     if (!program.findings.empty() && !a.force) {
-      fmt::print("{}The plan is not legal; --force costs it all the same.\n", findings_text(program.findings, plan.origin));
+      fmt::print("{}The plan is not legal; --force costs it all the same.\n",
+                 findings_text(program.findings, plan.origin));
       return 1;
     }
     for (const Phase phase : phases) runs.push_back(trace(model, program, phase, options, parts));
@@ -69,8 +70,9 @@ int run(const CostArguments& a) {
 }  // namespace
 
 void add_cost(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand(
-      "cost", "What does the communication cost? The program's own collectives on each link, compute by a roofline.");
+  CLI::App* command = app.add_subcommand("cost",
+                                         "What does the communication cost? The program's own "
+                                         "collectives on each link, compute by a roofline.");
   const auto a = std::make_shared<CostArguments>();
   a->model.add_to(*command);
   a->plan.add_to(*command, "1,2,4,8");
@@ -78,11 +80,16 @@ void add_cost(CLI::App& app, int& exit_code) {
   command->add_option("--batch", a->batch, "sequences")->capture_default_str();
   command->add_option("--seq", a->sequence, "tokens per sequence")->capture_default_str();
   command->add_option("--dtype", a->dtype, "storage dtype")->capture_default_str();
-  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")->type_name("DTYPE");
+  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")
+      ->type_name("DTYPE");
   command->add_option("--gpu", a->gpu, "a GPU file or a shipped GPU's name")->capture_default_str();
-  command->add_option("--link", a->links, "a link file or a shipped link's name (repeatable; default: all)")->type_name("NAME");
+  command
+      ->add_option("--link", a->links,
+                   "a link file or a shipped link's name (repeatable; default: all)")
+      ->type_name("NAME");
   command->add_flag("--force", a->force, "cost a plan that breaks placement rules");
-  command->add_option("--json", a->json, "write the report, schema shardcheck.cost/1")->type_name("FILE");
+  command->add_option("--json", a->json, "write the report, schema shardcheck.cost/1")
+      ->type_name("FILE");
   command->callback([a, &exit_code] { exit_code = run(*a); });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 
 #include "harness/cli/commands.hpp"
 #include "harness/verify.hpp"
@@ -9,7 +10,8 @@
 namespace shardcheck::cli {
 
 void add_info(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("info", "What this program has: devices, ops, gates, and the files that come with it.");
+  CLI::App* command = app.add_subcommand(
+      "info", "What this program has: devices, ops, gates, and the files that come with it.");
   command->callback([&exit_code] {
     const VerifyParts parts = builtin_parts();
     fmt::print("devices        {}\n", fmt::join(parts.devices.kinds(), ", "));

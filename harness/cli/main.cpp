@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exit codes: 0 all passed, 1 a check failed, 2 bad usage or bad input, 3 a fault of the program.
-#include <cstdio>
-#include <exception>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <cstdio>
+#include <exception>
 
 #include "harness/cli/commands.hpp"
 #include "harness/cli/cpu_check.hpp"
 #include "model/error.hpp"
 
 int main(int argc, char** argv) {
-  const std::string cpu = shardcheck::cpu_problem(shardcheck::kCpuFeaturesNeeded, shardcheck::cpu_features_present());
+  const std::string cpu = shardcheck::cpu_problem(shardcheck::kCpuFeaturesNeeded,
+                                                  shardcheck::cpu_features_present());
   if (!cpu.empty()) {
     std::fprintf(stderr, "shardcheck: %s\n", cpu.c_str());
     return 2;
   }
   int exit_code = 0;
-  CLI::App app("Checks that a tensor-parallel transformer is still the same model, and what its communication costs.",
-               "shardcheck");
+  CLI::App app(
+      "Checks that a tensor-parallel transformer is still the same model, and what its "
+      "communication costs.",
+      "shardcheck");
   app.require_subcommand(1);
   app.set_version_flag("--version", SHARDCHECK_VERSION);
   shardcheck::cli::add_verify(app, exit_code);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <memory>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <memory>
 
 #include "harness/cli/arguments.hpp"
 #include "harness/cli/commands.hpp"
@@ -44,8 +44,9 @@ std::string repro(const VerifyArguments& a) {
 ReduceSpec reduction(const VerifyArguments& a) {
   const std::optional<ReduceOrder> order = parse_reduce_order(a.order);
   if (!order) {
-    throw InputError(fmt::format("--order: unknown order \"{}\"; use ring, tree, one_shot, two_shot, nvls or fixed_tree",
-                                 a.order));
+    throw InputError(fmt::format(
+        "--order: unknown order \"{}\"; use ring, tree, one_shot, two_shot, nvls or fixed_tree",
+        a.order));
   }
   const std::optional<HopRounding> hop = parse_hop_rounding(a.hop);
   if (!hop) throw InputError(fmt::format("--hop: unknown rounding \"{}\"; use wire or f32", a.hop));
@@ -74,7 +75,9 @@ int run(const VerifyArguments& a) {
   const VerifyReport report = verify(model, plan, options, builtin_parts());
   if (!report.findings.empty()) fmt::print("{}\n", findings_text(report.findings, plan.origin));
   if (!report.ran) {
-    fmt::print("The plan is not legal; --force runs it all the same, to see what the mistake does to the numbers.\n");
+    fmt::print(
+        "The plan is not legal; --force runs it all the same, to see what the mistake does to the "
+        "numbers.\n");
   } else {
     fmt::print("{}", verify_table(report, stdout_is_terminal()));
   }
@@ -85,27 +88,40 @@ int run(const VerifyArguments& a) {
 }  // namespace
 
 void add_verify(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand(
-      "verify", "Is the sharded program still the same model? Every TP size, precision and phase, through all gates.");
+  CLI::App* command = app.add_subcommand("verify",
+                                         "Is the sharded program still the same model? Every TP "
+                                         "size, precision and phase, through all gates.");
   const auto a = std::make_shared<VerifyArguments>();
   a->model.add_to(*command);
   a->plan.add_to(*command, "1,2,4");
-  command->add_option("--dtype", a->dtypes, "storage precisions: f64,f32,bf16,fp16")->type_name("LIST")->capture_default_str();
+  command->add_option("--dtype", a->dtypes, "storage precisions: f64,f32,bf16,fp16")
+      ->type_name("LIST")
+      ->capture_default_str();
   command->add_option("--phase", a->phases, "prefill,decode")->type_name("LIST")->capture_default_str();
   command->add_option("--tokens", a->tokens, "tokens of the longest sequence")->capture_default_str();
   command->add_option("--batch", a->batch, "sequences of T, T-1, ... tokens")->capture_default_str();
-  command->add_option("--lengths", a->lengths, "explicit lengths, such as 5,1,17")->type_name("LIST");
+  command->add_option("--lengths", a->lengths, "explicit lengths, such as 5,1,17")
+      ->type_name("LIST");
   command->add_option("--ids", a->ids, "file of token ids, one sequence a line")->type_name("FILE");
   command->add_option("--steps", a->steps, "decode steps at the end of each sequence")->capture_default_str();
-  command->add_option("--chunk", a->chunk, "prompt tokens per prefill step; 0: whole prompts")->capture_default_str();
-  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")->type_name("DTYPE");
-  command->add_option("--order", a->order, "order of sums: ring, tree, one_shot, two_shot, nvls, fixed_tree")->capture_default_str();
+  command->add_option("--chunk", a->chunk, "prompt tokens per prefill step; 0: whole prompts")
+      ->capture_default_str();
+  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")
+      ->type_name("DTYPE");
+  command
+      ->add_option("--order", a->order,
+                   "order of sums: ring, tree, one_shot, two_shot, nvls, fixed_tree")
+      ->capture_default_str();
   command->add_option("--hop", a->hop, "what a running sum is kept in: wire or f32")->capture_default_str();
   command->add_option("--seed", a->seed, "of the random token ids")->capture_default_str();
   command->add_option("--device", a->device, "what runs the sharded program")->capture_default_str();
   command->add_flag("--force", a->force, "run a plan that breaks placement rules");
-  command->add_option("--dump", a->dump, "write every rank's values here, one folder per cell if there are several")->type_name("DIR");
-  command->add_option("--json", a->json, "write the report, schema shardcheck.verify/1")->type_name("FILE");
+  command
+      ->add_option("--dump", a->dump,
+                   "write every rank's values here, one folder per cell if there are several")
+      ->type_name("DIR");
+  command->add_option("--json", a->json, "write the report, schema shardcheck.verify/1")
+      ->type_name("FILE");
   command->callback([a, &exit_code] { exit_code = run(*a); });
 }
 

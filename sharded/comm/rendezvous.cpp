@@ -66,9 +66,9 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
       throw CommError(text);
     }
     const int helpers = workers_for(meeting) - 1;
-    meeting.working = helpers + 1;
     meeting.next_share = 0;
     signal_next(meeting, member, helpers, Signal::work);
+    ++meeting.working;
     lock.unlock();
     wake_next(meeting, member, helpers);
   }
@@ -80,6 +80,7 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
     --meeting.working;
     stop(meeting.members[static_cast<std::size_t>(member)], std::current_exception());
     wake_next(meeting, member, size - 1);
+    rank_of(meeting, member).wake.wait(lock, [&] { return meeting.working == 0; });
     throw;
   }
 
@@ -119,8 +120,9 @@ Rendezvous::Rank& Rendezvous::rank_of(const Meeting& meeting, int member) {
   return ranks_[static_cast<std::size_t>(meeting.members[static_cast<std::size_t>(member)])];
 }
 
-/// Waits until the last member to arrive or to finish says what comes next: asleep, if `patient` after a moment awake.
-/// Where the run was stopped it leaves only when nobody works on this member's tensors any more.
+/// Waits until another member says what comes next: asleep, if `patient` after a moment awake. With the signal to work
+/// this member counts as working; one that gets a core only after the work is done finds the signal `done` instead.
+/// Where the run was stopped it leaves only when nobody works on this member's operands any more.
 Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, bool patient) {
   Rank& rank = rank_of(meeting, member);
   rank.state = State::waiting;
@@ -132,14 +134,23 @@ Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, bo
   if (patient && !stopped_) {
     lock.unlock();
     const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (rank.signal == Signal::none && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    while (rank.signal == Signal::none && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
     lock.lock();
   }
-  rank.wake.wait(lock, [&] { return rank.signal != Signal::none || (stopped_ && meeting.working == 0); });
-  if (rank.signal != Signal::none) return rank.signal;
-  rank.state = State::running;
-  --waiting_;
-  throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
+  rank.wake.wait(lock, [&] {
+    if (rank.signal == Signal::done) return true;
+    return stopped_ ? meeting.working == 0 : rank.signal == Signal::work;
+  });
+  if (rank.state == State::waiting) {  // nobody signalled
+    rank.state = State::running;
+    --waiting_;
+  }
+  if (rank.signal == Signal::done) return Signal::done;
+  if (stopped_) throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
+  ++meeting.working;
+  return Signal::work;
 }
 
 /// Tells the `count` members after this one. From here on they count as running, whenever their threads get a core.
@@ -147,8 +158,8 @@ void Rendezvous::signal_next(Meeting& meeting, int member, int count, Signal sig
   for (int i = 1; i <= count; ++i) {
     Rank& rank = rank_of(meeting, (member + i) % static_cast<int>(meeting.members.size()));
     rank.signal = signal;
+    if (rank.state == State::waiting) --waiting_;
     rank.state = State::running;
-    --waiting_;
   }
 }
 
@@ -216,11 +227,6 @@ void Rendezvous::finish() {
   if (!cause) return;
   if (cause_rank < 0) std::rethrow_exception(cause);
   rethrow_with_rank(cause, cause_rank);
-}
-
-std::uint64_t Rendezvous::run() const {
-  const Lock lock(mutex_);
-  return run_;
 }
 
 /// Only the first cause counts: what ranks throw because they were stopped says nothing new.

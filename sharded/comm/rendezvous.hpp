@@ -52,7 +52,7 @@ class Rendezvous {
   void threw(int rank, std::exception_ptr exception);
   void finish();
   /// Which run this is; sequence numbers start anew with each.
-  std::uint64_t run() const;
+  std::uint64_t run() const { return run_; }
 
  private:
   enum class State { idle, running, waiting, ended };
@@ -85,7 +85,7 @@ class Rendezvous {
   mutable std::mutex mutex_;
   std::vector<Rank> ranks_;
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Meeting>> groups_, pairs_;
-  std::uint64_t run_ = 0;
+  std::atomic<std::uint64_t> run_ = 0;
   int waiting_ = 0, ended_ = 0;
   bool stopped_ = false;
   std::exception_ptr cause_;  // what stopped the run

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Causal attention over the cache, head by head: partial -> finish, so that splitting the keys is the same primitives.
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "model/error.hpp"
 #include "sharded/ops/ops.hpp"
@@ -16,15 +16,18 @@ namespace {
 std::vector<std::int64_t> heads_of(const Layout& layout, int rank, std::int64_t head_dim) {
   std::vector<std::int64_t> heads;
   for (const Range& range : layout.feature_ranges(rank)) {
-    for (std::int64_t at = range.begin; at < range.end; at += head_dim) heads.push_back(at / head_dim);
+    for (std::int64_t at = range.begin; at < range.end; at += head_dim)
+      heads.push_back(at / head_dim);
   }
   return heads;
 }
 
 /// Local kv head of each local q head; -1 where the rank doesn't hold it.
-std::vector<std::int32_t> head_map(const Layout& q, const Layout& k, int rank, const Attributes& attributes) {
+std::vector<std::int32_t> head_map(const Layout& q, const Layout& k, int rank,
+                                   const Attributes& attributes) {
   const auto head_dim = static_cast<std::int64_t>(attributes.at("head_dim"));
-  const auto group = static_cast<std::int64_t>(attributes.at("num_heads") / attributes.at("num_kv_heads"));
+  const auto group = static_cast<std::int64_t>(attributes.at("num_heads") /
+                                               attributes.at("num_kv_heads"));
   const std::vector<std::int64_t> kv_heads = heads_of(k, rank, head_dim);
   std::vector<std::int32_t> map;
   for (const std::int64_t head : heads_of(q, rank, head_dim)) {
@@ -53,8 +56,9 @@ class Attention final : public Op {
       for (std::size_t input = 0; input < query.inputs.size(); ++input) {
         const Placement& met = query.inputs[input].placements[i];
         const auto refuse = [&](std::string rule, std::string sentence) {
-          placed.violations.push_back(requires_replicated(query, static_cast<int>(input), static_cast<int>(i),
-                                                          std::move(rule), std::move(sentence)));
+          placed.violations.push_back(requires_replicated(query, static_cast<int>(input),
+                                                          static_cast<int>(i), std::move(rule),
+                                                          std::move(sentence)));
         };
         if (met.is_partial()) {
           refuse("partial_into_nonlinear", "attention takes whole values, not partial sums");
@@ -70,19 +74,22 @@ class Attention final : public Op {
     if (!placed.violations.empty()) return placed;
     for (int rank = 0; rank < query.mesh.ranks(); ++rank) {
       for (std::size_t input = 1; input < 3; ++input) {
-        const std::vector<std::int32_t> map =
-            head_map(query.inputs[0], query.inputs[input], rank, query.node.attributes);
+        const std::vector<std::int32_t> map = head_map(query.inputs[0], query.inputs[input], rank,
+                                                       query.node.attributes);
         if (std::find(map.begin(), map.end(), -1) == map.end()) continue;
-        const auto wrong = static_cast<std::size_t>(std::find(map.begin(), map.end(), -1) - map.begin());
+        const auto wrong = static_cast<std::size_t>(std::find(map.begin(), map.end(), -1) -
+                                                    map.begin());
         const std::int64_t head = heads_of(query.inputs[0], rank, head_dim)[wrong];
         int axis = 0;
         for (std::size_t i = 0; i < query.mesh.axes.size(); ++i) {
-          if (query.inputs[input].placements[i].kind == Placement::Kind::S) axis = static_cast<int>(i);
+          if (query.inputs[input].placements[i].kind == Placement::Kind::S)
+            axis = static_cast<int>(i);
         }
         placed.violations.push_back(requires_replicated(
             query, static_cast<int>(input), axis, "kv_head_missing",
-            fmt::format("rank {} has q head {} but not the kv head that serves it; cut k and v by kv_head", rank,
-                        head)));
+            fmt::format(
+                "rank {} has q head {} but not the kv head that serves it; cut k and v by kv_head",
+                rank, head)));
         return placed;
       }
     }
@@ -90,8 +97,8 @@ class Attention final : public Op {
     return placed;
   }
 
-  Cost cost(const Instruction& instruction, const RankContext& context, const std::vector<Extent>& inputs,
-            const std::vector<Extent>& outputs) const override {
+  Cost cost(const Instruction& instruction, const RankContext& context,
+            const std::vector<Extent>& inputs, const std::vector<Extent>& outputs) const override {
     const auto window = static_cast<std::int64_t>(instruction.attributes.at("window"));
     std::int64_t pairs = 0;
     for (const StepSequence& sequence : context.step().sequences) {
@@ -110,11 +117,12 @@ class Attention final : public Op {
     const Attributes& attributes = instruction.attributes;
     const auto head_dim = static_cast<std::int64_t>(attributes.at("head_dim"));
     const auto window = static_cast<std::int64_t>(attributes.at("window"));
-    const std::vector<std::int32_t> map =
-        head_map(program.value(instruction.inputs[0]).layout, program.value(instruction.inputs[1]).layout,
-                 context.rank(), attributes);
+    const std::vector<std::int32_t> map = head_map(program.value(instruction.inputs[0]).layout,
+                                                   program.value(instruction.inputs[1]).layout,
+                                                   context.rank(), attributes);
     if (std::find(map.begin(), map.end(), -1) != map.end()) {
-      throw ShapeError(fmt::format("{}: rank {} lacks a kv head of its q heads", instruction.site, context.rank()));
+      throw ShapeError(fmt::format("{}: rank {} lacks a kv head of its q heads", instruction.site,
+                                   context.rank()));
     }
     Tensor out = context.allocate(instruction.outputs[0]);
     const auto heads = static_cast<std::int64_t>(map.size());
@@ -127,7 +135,8 @@ class Attention final : public Op {
                                  device.allocate(accumulate, sequence.count, heads),
                                  device.allocate(accumulate, sequence.count, heads * head_dim)};
       const AttentionShape shape{head_dim, attributes.at("scale"), sequence.first, seen.begin, window};
-      device.attention_partial(stream, inputs[0].row_range(row, end), inputs[1].row_range(key, key + seen.size()),
+      device.attention_partial(stream, inputs[0].row_range(row, end),
+                               inputs[1].row_range(key, key + seen.size()),
                                inputs[2].row_range(key, key + seen.size()), map, shape, state);
       device.attention_finish(stream, state, head_dim, out.row_range(row, end));
       row = end;

@@ -22,9 +22,10 @@ class Bias final : public Op {
     Placed placed;
     for (std::size_t axis = 0; axis < query.mesh.axes.size(); ++axis) {
       if (!query.inputs[0].placements[axis].is_partial()) continue;
-      placed.violations.push_back(requires_replicated(
-          query, 0, static_cast<int>(axis), "bias_on_partial",
-          "each rank would add the bias to its partial sum, so the sum would hold it once per rank"));
+      placed.violations.push_back(
+          requires_replicated(query, 0, static_cast<int>(axis), "bias_on_partial",
+                              "each rank would add the bias to its partial sum, so the sum would "
+                              "hold it once per rank"));
     }
     if (placed.violations.empty()) placed.outputs = {query.inputs[0]};
     return placed;
@@ -40,12 +41,13 @@ class Bias final : public Op {
                           const std::vector<Tensor>& inputs) const override {
     Tensor out = context.allocate(instruction.outputs[0]);
     const Tensor& whole = context.weight(instruction.module + ".bias");
-    const Ranges mine = context.program().value(instruction.outputs[0]).layout.feature_ranges(context.rank());
+    const Ranges mine =
+        context.program().value(instruction.outputs[0]).layout.feature_ranges(context.rank());
     std::int64_t at = 0;
     for (const Range& range : mine) {
       const std::int64_t end = at + range.size();
-      context.device().bias(context.stream(), inputs[0].col_range(at, end), whole.col_range(range.begin, range.end),
-                            out.col_range(at, end));
+      context.device().bias(context.stream(), inputs[0].col_range(at, end),
+                            whole.col_range(range.begin, range.end), out.col_range(at, end));
       at = end;
     }
     return {out};

@@ -28,11 +28,13 @@ class Cache final : public Op {
       for (int input = 0; input < 2; ++input) {
         const Placement& met = query.inputs[static_cast<std::size_t>(input)].placements[i];
         if (met.is_partial()) {
-          placed.violations.push_back(requires_replicated(query, input, static_cast<int>(i), "partial_into_nonlinear",
-                                                          "the cache keeps whole keys and values, not partial sums"));
+          placed.violations.push_back(
+              requires_replicated(query, input, static_cast<int>(i), "partial_into_nonlinear",
+                                  "the cache keeps whole keys and values, not partial sums"));
         } else if (met == Placement::sharded(Dim::tokens)) {
-          placed.violations.push_back(requires_replicated(query, input, static_cast<int>(i), "tokens_into_attention",
-                                                          "attention needs every token of the step"));
+          placed.violations.push_back(
+              requires_replicated(query, input, static_cast<int>(i), "tokens_into_attention",
+                                  "attention needs every token of the step"));
         }
       }
     }
@@ -60,14 +62,19 @@ class Cache final : public Op {
     for (const StepSequence& sequence : sequences) {
       SequenceCache& cache = context.cache(instruction.module, sequence.sequence, inputs[0].cols);
       const std::int64_t end = sequence.first + sequence.count;
-      device.copy(stream, inputs[0].row_range(in_row, in_row + sequence.count), cache.k.row_range(sequence.first, end));
-      device.copy(stream, inputs[1].row_range(in_row, in_row + sequence.count), cache.v.row_range(sequence.first, end));
+      device.copy(stream, inputs[0].row_range(in_row, in_row + sequence.count),
+                  cache.k.row_range(sequence.first, end));
+      device.copy(stream, inputs[1].row_range(in_row, in_row + sequence.count),
+                  cache.v.row_range(sequence.first, end));
       cache.length = std::max(cache.length, end);
       in_row += sequence.count;
       const Range seen = visible_keys(sequence, window);
-      if (one) return {cache.k.row_range(seen.begin, seen.end), cache.v.row_range(seen.begin, seen.end)};
-      device.copy(stream, cache.k.row_range(seen.begin, seen.end), keys.row_range(out_row, out_row + seen.size()));
-      device.copy(stream, cache.v.row_range(seen.begin, seen.end), values.row_range(out_row, out_row + seen.size()));
+      if (one)
+        return {cache.k.row_range(seen.begin, seen.end), cache.v.row_range(seen.begin, seen.end)};
+      device.copy(stream, cache.k.row_range(seen.begin, seen.end),
+                  keys.row_range(out_row, out_row + seen.size()));
+      device.copy(stream, cache.v.row_range(seen.begin, seen.end),
+                  values.row_range(out_row, out_row + seen.size()));
       out_row += seen.size();
     }
     return {keys, values};

@@ -29,15 +29,17 @@ class Elementwise : public Op {
 
  private:
   virtual std::int64_t flops_per_element() const = 0;
-  virtual void compute(const Instruction& instruction, RankContext& context, const std::vector<Tensor>& inputs,
-                       const Tensor& out) const = 0;
+  virtual void compute(const Instruction& instruction, RankContext& context,
+                       const std::vector<Tensor>& inputs, const Tensor& out) const = 0;
 };
 
 /// y = silu(gate) * up, rounded once.                          all [M, D], placed alike, R or S; P is refused
 class Gate final : public Elementwise {
  public:
   std::string_view name() const override { return "gate"; }
-  Placed place(const PlaceQuery& query) const override { return place_elementwise(query, "silu(gate) * up"); }
+  Placed place(const PlaceQuery& query) const override {
+    return place_elementwise(query, "silu(gate) * up");
+  }
 
  private:
   std::int64_t flops_per_element() const override { return 5; }
@@ -51,13 +53,16 @@ class Gate final : public Elementwise {
 class Unary final : public Elementwise {
  public:
   std::string_view name() const override { return "unary"; }
-  Placed place(const PlaceQuery& query) const override { return place_elementwise(query, "an activation"); }
+  Placed place(const PlaceQuery& query) const override {
+    return place_elementwise(query, "an activation");
+  }
 
  private:
   std::int64_t flops_per_element() const override { return 8; }
-  void compute(const Instruction& instruction, RankContext& context, const std::vector<Tensor>& inputs,
-               const Tensor& out) const override {
-    const UnaryKind kind = instruction.attributes.at("kind") == 0.0 ? UnaryKind::silu : UnaryKind::gelu_tanh;
+  void compute(const Instruction& instruction, RankContext& context,
+               const std::vector<Tensor>& inputs, const Tensor& out) const override {
+    const UnaryKind kind = instruction.attributes.at("kind") == 0.0 ? UnaryKind::silu
+                                                                    : UnaryKind::gelu_tanh;
     context.device().unary(context.stream(), kind, inputs[0], out);
   }
 };
@@ -74,17 +79,22 @@ class Add final : public Elementwise {
       const Placement& a = query.inputs[0].placements[i];
       const Placement& b = query.inputs[1].placements[i];
       if (a == b && a.kind != Placement::Kind::P_max) continue;
-      const int wrong = a.is_partial() ? 0 : b.is_partial() ? 1 : a.kind == Placement::Kind::S ? 0 : 1;
+      const int wrong = a.is_partial()                 ? 0
+                        : b.is_partial()               ? 1
+                        : a.kind == Placement::Kind::S ? 0
+                                                       : 1;
       const bool partial = a.is_partial() || b.is_partial();
       placed.violations.push_back(requires_replicated(
           query, wrong, static_cast<int>(i), partial ? "partial_plus_replicated" : "placements_differ",
-          partial ? "a partial sum plus a replicated value: the sum over ranks would hold the replicated value once per "
+          partial ? "a partial sum plus a replicated value: the sum over ranks would hold the "
+                    "replicated value once per "
                     "rank"
                   : "an add needs its operands placed alike"));
     }
     if (!placed.violations.empty()) return placed;
     if (query.inputs[0].owned != query.inputs[1].owned) {
-      placed.violations.push_back({"ranges_differ", 1, 0, query.inputs[0].placements[0], query.inputs[0],
+      placed.violations.push_back({"ranges_differ", 1, 0, query.inputs[0].placements[0],
+                                   query.inputs[0],
                                    "an add needs both operands cut in the same ranges", ""});
       return placed;
     }

@@ -25,8 +25,9 @@ class Embedding final : public Op {
   Placed place(const PlaceQuery& query) const override {
     Layout out = Layout::replicated(query.module->in, query.mesh);
     for (const ModulePlacement::AxisCut& cut : query.weight->cuts) {
-      out.placements[static_cast<std::size_t>(cut.axis)] =
-          cut.rows ? Placement::partial() : Placement::sharded(Dim::features);
+      out.placements[static_cast<std::size_t>(cut.axis)] = cut.rows
+                                                               ? Placement::partial()
+                                                               : Placement::sharded(Dim::features);
     }
     out.owned = query.weight->cols;
     return {{out}, {}};
@@ -46,7 +47,8 @@ class Embedding final : public Op {
       owned.emplace_back(range.begin, range.end);
     }
     Tensor out = context.allocate(instruction.outputs[0]);
-    context.device().embedding(context.stream(), inputs[0], context.weight(module.weight()), owned, out);
+    context.device().embedding(context.stream(), inputs[0], context.weight(module.weight()), owned,
+                               out);
     return {out};
   }
 };

@@ -35,42 +35,52 @@ class Linear final : public Op {
       const ModulePlacement::AxisCut* cut = query.weight->on(axis);
       const Placement& met = x.placements[i];
       const auto refuse = [&](std::string rule, std::string sentence) {
-        placed.violations.push_back(requires_replicated(query, 0, axis, std::move(rule), std::move(sentence)));
+        placed.violations.push_back(
+            requires_replicated(query, 0, axis, std::move(rule), std::move(sentence)));
       };
       if (cut == nullptr) {
         if (met.is_partial() && (query.module->has_bias || met.kind == Placement::Kind::P_max)) {
           refuse(query.module->has_bias ? "bias_on_partial" : "partial_into_nonlinear",
                  query.module->has_bias
-                     ? "each rank would add the bias to its partial sum, so the sum would hold it once per rank"
+                     ? "each rank would add the bias to its partial sum, so the sum would hold it "
+                       "once per rank"
                      : "a linear of a partial maximum is not the partial maximum of the linear");
         } else if (met == Placement::sharded(Dim::features)) {
-          refuse("sum_over_shard", "the input is cut along the features that this linear sums over, its weight is not");
+          refuse(
+              "sum_over_shard",
+              "the input is cut along the features that this linear sums over, its weight is not");
         }
       } else if (cut->rows) {
         if (met.is_partial()) {
           refuse("partial_into_column_parallel",
-                 "each rank's rows of a column-parallel weight would see only that rank's share of the input");
+                 "each rank's rows of a column-parallel weight would see only that rank's share of "
+                 "the input");
         } else if (met == Placement::sharded(Dim::tokens)) {
-          refuse("tokens_into_column_parallel", "ranks hold different tokens, but each has only some output features");
+          refuse("tokens_into_column_parallel",
+                 "ranks hold different tokens, but each has only some output features");
         } else if (met == Placement::sharded(Dim::features)) {
-          refuse("sum_over_shard", "the input is cut along the features that this linear sums over");
+          refuse("sum_over_shard",
+                 "the input is cut along the features that this linear sums over");
         } else {
           out.placements[i] = Placement::sharded(Dim::features);
         }
       } else {
         row_parallel = true;
         if (met.is_partial()) {
-          refuse("partial_into_row_parallel", "the input of a row-parallel linear must be cut, not partial");
+          refuse("partial_into_row_parallel",
+                 "the input of a row-parallel linear must be cut, not partial");
         } else if (met == Placement::sharded(Dim::tokens)) {
-          refuse("tokens_into_row_parallel", "ranks hold different tokens: their partial products don't belong together");
+          refuse("tokens_into_row_parallel",
+                 "ranks hold different tokens: their partial products don't belong together");
         } else if (met.kind == Placement::Kind::R) {
           Layout assumed = x;
           assumed.placements[i] = Placement::sharded(Dim::features);
           assumed.owned = query.weight->cols;
-          placed.violations.push_back(
-              {"row_parallel_needs_shard", 0, axis, Placement::sharded(Dim::features), assumed,
-               "a row-parallel weight is cut along the input features, but every rank holds the whole input",
-               fmt::format("slice(features, {})", query.mesh.axes[i].name)});
+          placed.violations.push_back({"row_parallel_needs_shard", 0, axis,
+                                       Placement::sharded(Dim::features), assumed,
+                                       "a row-parallel weight is cut along the input features, but "
+                                       "every rank holds the whole input",
+                                       fmt::format("slice(features, {})", query.mesh.axes[i].name)});
         } else {
           out.placements[i] = Placement::partial();
         }
@@ -84,8 +94,8 @@ class Linear final : public Op {
     return placed;
   }
 
-  Cost cost(const Instruction& instruction, const RankContext& context, const std::vector<Extent>& inputs,
-            const std::vector<Extent>& outputs) const override {
+  Cost cost(const Instruction& instruction, const RankContext& context,
+            const std::vector<Extent>& inputs, const std::vector<Extent>& outputs) const override {
     return {2 * inputs[0].rows * inputs[0].cols * outputs[0].cols,
             operand_bytes(inputs, outputs) + weight_bytes(instruction, context)};
   }
@@ -93,8 +103,10 @@ class Linear final : public Op {
   std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
                           const std::vector<Tensor>& inputs) const override {
     Tensor out = context.allocate(instruction.outputs[0]);
-    const Tensor* bias = instruction.adds_bias ? &context.weight(instruction.module + ".bias") : nullptr;
-    context.device().linear(context.stream(), inputs[0], context.weight(instruction.module + ".weight"), bias, out);
+    const Tensor* bias = instruction.adds_bias ? &context.weight(instruction.module + ".bias")
+                                               : nullptr;
+    context.device().linear(context.stream(), inputs[0],
+                            context.weight(instruction.module + ".weight"), bias, out);
     return {out};
   }
 
@@ -109,11 +121,12 @@ class Linear final : public Op {
       Layout assumed = query.inputs[0];
       assumed.owned = query.weight->cols;
       int axis = 0;
-      for (const ModulePlacement::AxisCut& cut : query.weight->cuts) axis = cut.rows ? axis : cut.axis;
+      for (const ModulePlacement::AxisCut& cut : query.weight->cuts)
+        axis = cut.rows ? axis : cut.axis;
       placed.violations.push_back(
           {"ranges_differ", 0, axis, Placement::sharded(Dim::features), assumed,
-           fmt::format("rank {} holds the input features {} but the weight's columns {}", rank, to_string(mine),
-                       to_string(cols)),
+           fmt::format("rank {} holds the input features {} but the weight's columns {}", rank,
+                       to_string(mine), to_string(cols)),
            ""});
       return;
     }

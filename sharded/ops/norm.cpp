@@ -20,8 +20,8 @@ class Norm final : public Op {
   }
   Placed place(const PlaceQuery& query) const override { return place_statistic(query); }
 
-  Cost cost(const Instruction& instruction, const RankContext& context, const std::vector<Extent>& inputs,
-            const std::vector<Extent>& outputs) const override {
+  Cost cost(const Instruction& instruction, const RankContext& context,
+            const std::vector<Extent>& inputs, const std::vector<Extent>& outputs) const override {
     const std::int64_t per_element = rms_ ? 4 : 8;
     return {per_element * outputs[0].rows * outputs[0].cols,
             operand_bytes(inputs, outputs) + (rms_ ? 1 : 2) * weight_bytes(instruction, context)};
@@ -35,8 +35,8 @@ class Norm final : public Op {
     if (rms_) {
       context.device().rms_norm(context.stream(), inputs[0], weight, eps, out);
     } else {
-      context.device().layer_norm(context.stream(), inputs[0], weight, context.weight(instruction.module + ".bias"),
-                                  eps, out);
+      context.device().layer_norm(context.stream(), inputs[0], weight,
+                                  context.weight(instruction.module + ".bias"), eps, out);
     }
     return {out};
   }

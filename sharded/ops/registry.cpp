@@ -15,7 +15,8 @@ void Registry::add(std::unique_ptr<const Op> op) {
 const Op& Registry::find(std::string_view name) const {
   const auto found = ops_.find(name);
   if (found == ops_.end()) {
-    throw InputError(fmt::format("no op is called \"{}\"; did you mean \"{}\"?", name, nearest_name(name, names())));
+    throw InputError(fmt::format("no op is called \"{}\"; did you mean \"{}\"?", name,
+                                 nearest_name(name, names())));
   }
   return *found->second;
 }

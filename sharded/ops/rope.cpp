@@ -28,16 +28,19 @@ class Rope final : public Op {
       const Placement& met = query.inputs[0].placements[i];
       if (met.is_partial()) {
         // The rotation is linear, but its result is rounded: summing rounded shares is another program.
-        placed.violations.push_back(requires_replicated(query, 0, axis, "partial_into_nonlinear",
-                                                        "rope takes a whole value, not a partial sum"));
+        placed.violations.push_back(
+            requires_replicated(query, 0, axis, "partial_into_nonlinear",
+                                "rope takes a whole value, not a partial sum"));
       } else if (met == Placement::sharded(Dim::tokens)) {
-        placed.violations.push_back(requires_replicated(query, 0, axis, "tokens_into_attention",
-                                                        "rope and attention need every token of the step"));
+        placed.violations.push_back(
+            requires_replicated(query, 0, axis, "tokens_into_attention",
+                                "rope and attention need every token of the step"));
       } else if (met == Placement::sharded(Dim::features) &&
                  !on_boundaries(query.inputs[0], query.mesh, query.config.head_dim)) {
         placed.violations.push_back(requires_replicated(
             query, 0, axis, "head_is_cut",
-            fmt::format("a rank's range ends inside a head of {} features; cut by head", query.config.head_dim)));
+            fmt::format("a rank's range ends inside a head of {} features; cut by head",
+                        query.config.head_dim)));
       }
     }
     if (placed.violations.empty()) placed.outputs = {query.inputs[0]};

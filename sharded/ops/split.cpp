@@ -44,11 +44,13 @@ class Split final : public Op {
   std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
                           const std::vector<Tensor>& inputs) const override {
     const Range section = section_of(instruction.attributes);
-    const Ranges whole = context.program().value(instruction.inputs[0]).layout.feature_ranges(context.rank());
+    const Ranges whole =
+        context.program().value(instruction.inputs[0]).layout.feature_ranges(context.rank());
     std::int64_t begin = 0, at = 0;
     const std::int64_t size = context.extent(instruction.outputs[0]).cols;
     bool found = false;
-    for (const Range& range : whole) {  // sections are stored one after the other, so a section's part is one run
+    for (const Range& range :
+         whole) {  // sections are stored one after the other, so a section's part is one run
       if (!found && range.end > section.begin && range.begin < section.end) {
         begin = at + std::max<std::int64_t>(0, section.begin - range.begin);
         found = true;
@@ -60,7 +62,8 @@ class Split final : public Op {
 
  private:
   static Range section_of(const Attributes& attributes) {
-    return {static_cast<std::int64_t>(attributes.at("begin")), static_cast<std::int64_t>(attributes.at("end"))};
+    return {static_cast<std::int64_t>(attributes.at("begin")),
+            static_cast<std::int64_t>(attributes.at("end"))};
   }
 };
 
