@@ -55,7 +55,8 @@ void all_reduce(benchmark::State& state) {
   const auto device = builtin_devices().make("cpu");
   const auto world = builtin_worlds().make("threads", Mesh{{{"tp", ranks}}});
   std::vector<Ledger> ledgers(static_cast<std::size_t>(ranks));
-  const int calls = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{32} << 20) / bytes / ranks, 1, 500));
+  const int calls = static_cast<int>(
+      std::clamp<std::int64_t>((std::int64_t{32} << 20) / bytes / ranks, 1, 500));
   std::vector<Times> collective(ledgers.size()), copies(ledgers.size());  // by rank
   Span collective_sum, copies_sum;                                        // over the iterations
 
@@ -77,7 +78,9 @@ void all_reduce(benchmark::State& state) {
       const auto stream = device->make_stream();
       const auto tp = world->group(rank, {0}, *device, ledgers[self]);
       const Tensor tiny = device->allocate(DType::f32, 1, 0);
-      const auto meet = [&] { tp->all_reduce(*stream, tiny, {}, tiny, {"meet", Phase::prefill, 0}); };
+      const auto meet = [&] {
+        tp->all_reduce(*stream, tiny, {}, tiny, {"meet", Phase::prefill, 0});
+      };
       const std::int64_t extra = bytes / 4 * (ranks - 1) / (2 * ranks);  // (3P - 1) / 2P = 1 + (P - 1) / 2P
       meet();
       copies[self] = times_of(calls, [&] {
@@ -99,8 +102,9 @@ void all_reduce(benchmark::State& state) {
   state.counters["bound_us"] = copies_sum.wall / iterations * 1e6;
   state.counters["of_bound"] = copies_sum.wall / collective_sum.wall;
   state.counters["of_bound_cpu"] = copies_sum.cpu / collective_sum.cpu;
-  state.counters["algbw"] = benchmark::Counter(static_cast<double>(bytes) * iterations / collective_sum.wall,
-                                               benchmark::Counter::kDefaults, benchmark::Counter::kIs1024);
+  state.counters["algbw"] = benchmark::Counter(
+      static_cast<double>(bytes) * iterations / collective_sum.wall, benchmark::Counter::kDefaults,
+      benchmark::Counter::kIs1024);
 }
 
 BENCHMARK(all_reduce)

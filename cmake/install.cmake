@@ -10,8 +10,8 @@ endif()
 install(TARGETS ${targets} EXPORT shardcheckTargets)
 install(EXPORT shardcheckTargets NAMESPACE shardcheck:: DESTINATION ${config_dir})
 
-# A header that includes Eigen, nlohmann or CLI11 is private to the .cpp files beside it and stays at home: the libraries'
-# users need none of the three.
+# A header whose opening comment says "Private" is for the .cpp files beside it and stays at home. Only such headers may
+# include Eigen, nlohmann or CLI11 (tests/house/rules.py), so the libraries' users need none of the three.
 install(CODE "set(source_dir \"${PROJECT_SOURCE_DIR}\")
               set(folders \"${folders}\")
               set(destination \"${CMAKE_INSTALL_INCLUDEDIR}/shardcheck\")")

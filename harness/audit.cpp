@@ -18,8 +18,8 @@ std::vector<int> axes_of(const CollectiveStep& step, const Mesh& mesh) {
   return axes;
 }
 
-std::int64_t unit_of(const CollectiveStep& step, const Config& config) {
-  return step.dim == PlanDim::head || step.dim == PlanDim::kv_head ? config.head_dim : 1;
+std::int64_t unit_of(PlanDim dim, const Config& config) {
+  return dim == PlanDim::head || dim == PlanDim::kv_head ? config.head_dim : 1;
 }
 
 std::string_view kind_name(Kind kind) {
@@ -90,6 +90,28 @@ class PointShape {
   std::vector<Ranges> features_;  // by rank
 };
 
+/// The module whose output rows, cut as they are, reach this module's input element by element: gate or fc before down,
+/// q before o. Null where a norm or the residual stream lies between, or where collectives change the cut on the way.
+const Module* cut_like(const Model& model, const ResolvedPlan& plan, Phase phase, const Module& module) {
+  for (const Module& other : model.modules()) {
+    if (other.layer != module.layer || !plan.steps(phase, other.path + ".out").empty()) continue;
+    const bool mlp = other.role == ModuleRole::gate || other.role == ModuleRole::fc;
+    const bool attention = other.role == ModuleRole::q || other.role == ModuleRole::qkv;
+    if (module.role == ModuleRole::down ? mlp : module.role == ModuleRole::o && attention)
+      return &other;
+  }
+  return nullptr;
+}
+
+/// The ranges of a rank that lie in [0, extent): of a fused q | k | v those of q.
+Ranges first_elements(const Ranges& ranges, std::int64_t extent) {
+  Ranges inside;
+  for (const Range& range : ranges) {
+    if (range.begin < extent) inside.push_back({range.begin, std::min(range.end, extent)});
+  }
+  return inside;
+}
+
 std::string describe(const ExpectedCollective& e) {
   return fmt::format("{} over {} of {} bytes ({}) at {}", e.what, e.group, e.payload_bytes,
                      name(e.dtype), e.module);
@@ -128,11 +150,15 @@ std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPl
           done = true;
         }
       }
-      // At `.out` the weight's rows say what each rank made (an embedding's row is as wide as its columns); at `.in` the
-      // value is whole before the steps, or cut as the gather that comes first undoes.
+      // At `.out` the weight's rows say what each rank made (an embedding's row is as wide as its columns); at `.in` those
+      // of the module before do. Where neither says so, the value is whole, or cut as the gather or exchange that comes
+      // first undoes.
+      const Module* before = in ? cut_like(model, plan, step.phase, module) : nullptr;
       std::vector<Ranges> features;
       for (int r = 0; r < mesh.ranks(); ++r) {
-        if (in) {
+        if (before != nullptr) {
+          features.push_back(first_elements(plan.rows_of(*before, r), module.in));
+        } else if (in) {
           features.push_back({{0, module.kind == ModuleKind::norm ? module.out : module.in}});
         } else {
           features.push_back(module.kind == ModuleKind::embedding ? plan.cols_of(module, r)
@@ -140,25 +166,29 @@ std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPl
         }
       }
       PointShape shape(mesh, rank, step.tokens(), features);
-      if (in && steps.front().kind == Kind::all_gather) {
-        shape.split(axes_of(steps.front(), mesh), is_tokens(steps.front().dim),
-                    unit_of(steps.front(), model.config()));
+      const bool exchanges = steps.front().kind == Kind::all_to_all;
+      const PlanDim joined = exchanges ? steps.front().concat : steps.front().dim;
+      if ((exchanges || steps.front().kind == Kind::all_gather) &&
+          (is_tokens(joined) || (in && before == nullptr))) {
+        shape.split(axes_of(steps.front(), mesh), is_tokens(joined), unit_of(joined, model.config()));
       }
       for (const CollectiveStep& collective : steps) {
         const std::vector<int> axes = axes_of(collective, mesh);
         if (mesh.group_size(axes) == 1) continue;
-        const std::int64_t unit = unit_of(collective, model.config());
+        const std::int64_t unit = unit_of(collective.dim, model.config());
         const bool reduces = collective.kind == Kind::all_reduce ||
                              collective.kind == Kind::reduce_scatter;
         const DType dtype = reduces ? settings.wire : settings.storage;
         const auto size = static_cast<std::int64_t>(element_size(dtype));
-        const std::int64_t before = shape.elements() * size;
+        const std::int64_t own = shape.elements() * size;
+        std::int64_t payload = own;  // of the whole: a gather's output, what an exchange joins
         switch (collective.kind) {
           case Kind::all_reduce:
           case Kind::broadcast:
             break;
           case Kind::all_gather:
             shape.gather(axes, is_tokens(collective.dim), step.tokens());
+            payload = shape.elements() * size;
             break;
           case Kind::reduce_scatter:
           case Kind::slice:
@@ -166,15 +196,13 @@ std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPl
             break;
           case Kind::all_to_all:
             shape.gather(axes, is_tokens(collective.concat), step.tokens());
+            payload = shape.elements() * size;
             shape.split(axes, is_tokens(collective.dim), unit);
             break;
         }
         if (collective.kind == Kind::slice) continue;
-        const std::int64_t payload = collective.kind == Kind::all_gather ? shape.elements() * size
-                                                                         : before;
         expected.push_back({module.path, std::string(kind_name(collective.kind)),
-                            fmt::format("{}", fmt::join(collective.axes, ",")), dtype, payload,
-                            before});
+                            fmt::format("{}", fmt::join(collective.axes, ",")), dtype, payload, own});
       }
     }
   }

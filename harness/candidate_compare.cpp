@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "harness/assess.hpp"
 #include "harness/candidate.hpp"
 #include "harness/mistrust.hpp"
 #include "harness/wiring.hpp"
@@ -374,35 +375,12 @@ class Comparer {
       suspects.push_back({row.order, row.problem.empty() ? 2 : 0, failure});
     }
     for (const WiringFault& fault : wiring_) {
-      FirstFailure failure;
-      failure.gate = Gate::g0;
-      failure.tap = fault.tap;
-      failure.phase = fault.phase;
-      failure.step = fault.step;
-      failure.ranks = fault.ranks;
-      failure.cause = fault.sentence;
-      suspects.push_back({fault.order, 0, failure});
+      suspects.push_back({fault.order, 0, failure_of(fault, wiring_)});
     }
     for (const TapScore& score : report_.scores) {
       if (score.passed()) continue;
-      FirstFailure failure;
-      failure.gate = Gate::g3;
-      failure.tap = score.tap;
-      failure.phase = score.worst.phase;
-      failure.step = score.worst.step;
-      for (const TapScore& other : report_.scores) {
-        if (other.tap == score.tap && !other.passed()) failure.ranks.push_back(other.rank);
-      }
-      failure.cause = score.problem;
-      if (score.compared > 0) {
-        failure.row = score.worst.row;
-        failure.feature = score.worst.feature;
-        failure.local_row = score.worst.local_row;
-        failure.local_feature = score.worst.local_feature;
-        failure.got = score.worst.got;
-        failure.expected = score.worst.expected;
-      }
-      suspects.push_back({program_order(candidate_.program, Phase::prefill, score.tap), 1, failure});
+      suspects.push_back({program_order(candidate_.program, Phase::prefill, score.tap), 1,
+                          failure_of(score, report_.scores)});
     }
     const auto earliest = std::min_element(
         suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {

@@ -65,9 +65,11 @@ void Statistics::add(std::int64_t row, std::int64_t col, std::span<const double>
     for (std::size_t i = 0; i < n; ++i) largest = ratio[i] > largest ? ratio[i] : largest;
   }
   if (largest > largest_ && !nan_) {
-    const auto at = static_cast<std::size_t>(std::find(ratios_.begin(), ratios_.end(), largest) - ratios_.begin());
+    const auto at = static_cast<std::size_t>(std::find(ratios_.begin(), ratios_.end(), largest) -
+                                             ratios_.begin());
     largest_ = largest;
-    worst_ = {row, col + static_cast<std::int64_t>(at), got[at], expected[at], budget.empty() ? 0.0 : budget[at]};
+    worst_ = {row, col + static_cast<std::int64_t>(at), got[at], expected[at],
+              budget.empty() ? 0.0 : budget[at]};
   }
   double row_sum = 0.0;
   for (std::size_t i = 0; i < n; ++i) {

@@ -29,8 +29,8 @@ class Statistics {
 
   /// Elements (row, col ...): what was got, what f64 gives, and how much may lie between. An empty `budget` is 0
   /// everywhere. A value beyond the dtype's range may be infinite: that is its correct rounding.
-  void add(std::int64_t row, std::int64_t col, std::span<const double> got, std::span<const double> expected,
-           std::span<const double> budget);
+  void add(std::int64_t row, std::int64_t col, std::span<const double> got,
+           std::span<const double> expected, std::span<const double> budget);
 
   /// The statistics of what was added; 0 where nothing, or too little, was.
   double a() const;
@@ -51,8 +51,8 @@ class Statistics {
   const Worst& worst() const { return worst_; }
 
  private:
-  void add_exceptional(std::int64_t row, std::int64_t col, double got, double expected, double budget,
-                       double& ratio);
+  void add_exceptional(std::int64_t row, std::int64_t col, double got, double expected,
+                       double budget, double& ratio);
   bool repeats_row_before(std::int64_t row, std::int64_t col, std::span<const double> got);
 
   double max_finite_;
@@ -62,8 +62,8 @@ class Statistics {
   Worst worst_;
   std::vector<double> row_squares_, col_squares_;
   std::vector<std::int64_t> row_counts_, col_counts_;
-  std::vector<double> ratios_;    // of the piece being added
-  std::vector<double> previous_;  // by column: the values of the row before
+  std::vector<double> ratios_;              // of the piece being added
+  std::vector<double> previous_;            // by column: the values of the row before
   std::vector<std::int64_t> previous_row_;  // by first column of a piece
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -9,8 +11,6 @@
 #include <mutex>
 #include <thread>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "harness/judge_collective.hpp"
 #include "harness/judge_comparison.hpp"
@@ -23,14 +23,15 @@
 namespace shardcheck {
 namespace {
 
-/// Pieces of work that don't depend on each other, dearest first, shared by a few threads. Each writes to its own slot, so
-/// the result doesn't depend on who does what.
+/// Pieces of work that don't depend on each other, dearest first, shared by a few threads. Each writes to its own slot,
+/// so the result doesn't depend on who does what.
 class TaskList {
  public:
   void add(double cost, std::function<void()> run) { tasks_.push_back({cost, std::move(run)}); }
 
   void run(int threads, const std::function<void(double)>& progress) {
-    std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+    std::stable_sort(tasks_.begin(), tasks_.end(),
+                     [](const Task& a, const Task& b) { return a.cost > b.cost; });
     for (const Task& task : tasks_) total_ += task.cost;
     std::vector<std::thread> others;
     for (int i = 1; i < threads; ++i) others.emplace_back([&] { work(progress); });
@@ -89,12 +90,16 @@ class Judge {
       for (std::size_t w = 0; w < works_[c].size(); ++w) {
         const Work& work = works_[c][w];
         std::vector<TapScore>* scores = &scores_[c][w];
-        const LocalOp* local = work.instruction->op == nullptr ? nullptr : ops_.find(work.instruction->op->name());
+        const LocalOp* local = work.instruction->op == nullptr
+                                   ? nullptr
+                                   : ops_.find(work.instruction->op->name());
         if (local != nullptr && local->product) {
           products[work.instruction->module].push_back({&work, scores});
         } else {
           tasks.add(static_cast<double>(work.elements()) * 16.0, [this, &work, local, scores] {
-            *scores = work.instruction->op == nullptr ? judge_collective(work, options_.taps_may_be_missing) : judge_op(work, local);
+            *scores = work.instruction->op == nullptr
+                          ? judge_collective(work, options_.taps_may_be_missing)
+                          : judge_op(work, local);
           });
         }
       }
@@ -103,14 +108,16 @@ class Judge {
       const Module& module = weights_.model().module(path);
       double rows = 64.0;  // reading a row of W costs about as much as multiplying it with 64 tokens
       for (const auto& use : uses) rows += static_cast<double>(use.first->tokens());
-      tasks.add(rows * static_cast<double>(module.out * module.in), [this, &path, &uses] { judge_module(path, uses); });
+      tasks.add(rows * static_cast<double>(module.out * module.in),
+                [this, &path, &uses] { judge_module(path, uses); });
     }
     tasks.run(options_.threads, options_.progress);
 
     std::vector<std::vector<TapScore>> all;
     for (std::vector<std::vector<TapScore>>& cell : scores_) {
       std::vector<TapScore>& flat = all.emplace_back();
-      for (std::vector<TapScore>& scores : cell) flat.insert(flat.end(), scores.begin(), scores.end());
+      for (std::vector<TapScore>& scores : cell)
+        flat.insert(flat.end(), scores.begin(), scores.end());
     }
     return all;
   }
@@ -128,7 +135,9 @@ class Judge {
     OutputSet outputs(work, options_.taps_may_be_missing);
     if (outputs.empty()) return outputs.scores();
     if (local == nullptr) {
-      outputs.fail_all(fmt::format("no local check for op '{}': add one to LocalOps", work.instruction->op->name()), true);
+      outputs.fail_all(fmt::format("no local check for op '{}': add one to LocalOps",
+                                   work.instruction->op->name()),
+                       true);
       return outputs.scores();
     }
     const std::vector<std::size_t> input_steps = local->reads_history ? work.history() : work.steps;
@@ -166,25 +175,29 @@ class Judge {
       }
       if (!defect.empty()) continue;
       reader.weight_rows = work.weight_rows(rank);
-      for (const Range& range : reader.weight_rows) key.second.insert(key.second.end(), {range.begin, range.end});
+      for (const Range& range : reader.weight_rows)
+        key.second.insert(key.second.end(), {range.begin, range.end});
       Readers& known = readers.emplace(std::move(key), std::move(reader)).first->second;
       known.ranks.push_back(rank);
     }
-    for (const auto& [key, reader] : readers) recompute(work, *local, inputs, reader.peers, reader.weight_rows,
-                                                        reader.ranks, outputs);
+    for (const auto& [key, reader] : readers)
+      recompute(work, *local, inputs, reader.peers, reader.weight_rows, reader.ranks, outputs);
     return outputs.scores();
   }
 
   void recompute(const Work& work, const LocalOp& local, const std::vector<TapReader>& inputs,
-                 const std::vector<std::vector<int>>& peers, const Ranges& weight_rows, const std::vector<int>& ranks,
-                 OutputSet& outputs) {
+                 const std::vector<std::vector<int>>& peers, const Ranges& weight_rows,
+                 const std::vector<int>& ranks, OutputSet& outputs) {
     LocalCall call{work.program->config, *work.instruction, weights_, {}};
-    call.arithmetic = [this](Primitive primitive, DType storage) { return arithmetic(primitive, storage); };
+    call.arithmetic = [this](Primitive primitive, DType storage) {
+      return arithmetic(primitive, storage);
+    };
     call.storage = work.run->storage;
     call.weight_rows = weight_rows;
     for (const std::size_t s : work.steps) call.steps.push_back(&work.run->steps[s].step);
     for (const std::size_t s : work.history()) call.history.push_back(&work.run->steps[s].step);
-    for (std::size_t i = 0; i < inputs.size(); ++i) call.inputs.push_back(inputs[i].assemble(peers[i]));
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      call.inputs.push_back(inputs[i].assemble(peers[i]));
     for (std::size_t output = 0; output < work.instruction->outputs.size(); ++output) {
       std::vector<Comparison> comparisons = outputs.comparisons(output, ranks, local.rounds_once);
       if (comparisons.empty()) continue;
@@ -208,7 +221,8 @@ class Judge {
     for (const auto& [work, scores] : uses) {
       const Arithmetic stated = arithmetic(Primitive::linear, work->run->storage);
       sets.push_back(product_outputs(*work, options_.taps_may_be_missing));
-      for (ProductRequest& request : product_requests(*work, sets.back(), stated, options_.taps_may_be_missing)) {
+      for (ProductRequest& request :
+           product_requests(*work, sets.back(), stated, options_.taps_may_be_missing)) {
         owners.push_back({requests.size(), sets.size() - 1});
         requests.push_back(std::move(request));
       }
@@ -222,7 +236,7 @@ class Judge {
   LocalOps builtin_;
   const LocalOps& ops_;
   RoundedWeights weights_;
-  std::vector<std::vector<Work>> works_;                 // by cell
+  std::vector<std::vector<Work>> works_;                    // by cell
   std::vector<std::vector<std::vector<TapScore>>> scores_;  // by cell, by work
 };
 
@@ -232,8 +246,9 @@ std::vector<std::vector<TapScore>> judge_local(const Model& model, std::span<con
                                                const JudgeOptions& options) {
   for (const JudgeCell& cell : cells) {
     if (cell.run->storage != cells.front().run->storage) {
-      throw InputError(fmt::format("judge_local: cells of storage dtypes {} and {}; all cells of a call share one",
-                                   name(cells.front().run->storage), name(cell.run->storage)));
+      throw InputError(fmt::format(
+          "judge_local: cells of storage dtypes {} and {}; all cells of a call share one",
+          name(cells.front().run->storage), name(cell.run->storage)));
     }
   }
   return Judge(model, cells, options).run();

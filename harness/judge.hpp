@@ -41,12 +41,12 @@ struct TapScore {
   int rank = 0;
   double a = 0.0, b = 0.0, c = 0.0;
   Limits limits;
-  Element worst;        // element of the largest |e|/b
+  Element worst;  // element of the largest |e|/b
   std::string problem;  // empty, or what made a comparison impossible: "not finite", "has shape [..], needs [..]"
   bool unchecked = false;  // the op has no entry in harness/local: the cell is mistrusted, never passed
   std::int64_t compared = 0;
-  bool passed() const;     // written so that NaN fails
-  double margin() const;   // smallest of limit / measured; infinity when nothing differs; 0 if it can't be judged
+  bool passed() const;  // written so that NaN fails
+  double margin() const;  // smallest of limit / measured; infinity when nothing differs; 0 if it can't be judged
 };
 
 /// A run and the program whose taps it holds.

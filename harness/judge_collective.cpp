@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge_collective.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
 
-#include <fmt/format.h>
-
 namespace shardcheck {
 namespace {
 
 bool reduces(const CollectiveStep& step) {
-  return step.kind == CollectiveStep::Kind::all_reduce || step.kind == CollectiveStep::Kind::reduce_scatter;
+  return step.kind == CollectiveStep::Kind::all_reduce ||
+         step.kind == CollectiveStep::Kind::reduce_scatter;
 }
 
 // Whose parts a rank's output is made of, the first owner's number where several have one.
@@ -23,12 +24,15 @@ std::vector<int> sources(const Work& work, int rank) {
       const auto root = static_cast<std::size_t>(work.instruction->collective.root);
       return {root < group.size() ? group[root] : rank};
     }
-    case CollectiveStep::Kind::slice: return {rank};
-    default: return group;
+    case CollectiveStep::Kind::slice:
+      return {rank};
+    default:
+      return group;
   }
 }
 
-LocalValue reduced(const Work& work, const TapReader& input, const std::vector<int>& members, DType out) {
+LocalValue reduced(const Work& work, const TapReader& input, const std::vector<int>& members,
+                   DType out) {
   LocalValue value;
   value.y = input.assemble({members.front()});
   const std::int64_t n = value.y.rows() * value.y.cols();
@@ -50,8 +54,8 @@ LocalValue reduced(const Work& work, const TapReader& input, const std::vector<i
       b[k] += term.data()[k] * term.data()[k];
     }
   }
-  const ReductionBudget unit =
-      reduction_budget(work.run->reduction, static_cast<int>(members.size()), input.dtype(), out);
+  const ReductionBudget unit = reduction_budget(
+      work.run->reduction, static_cast<int>(members.size()), input.dtype(), out);
   for (std::int64_t k = 0; k < n; ++k) {
     b[k] = unit.per_result * std::abs(y[k]) + unit.per_terms * std::sqrt(b[k]) + unit.constant;
   }
@@ -76,10 +80,12 @@ ReductionBudget reduction_budget(const ReduceSpec& spec, int terms, DType wire, 
   ReductionBudget budget;
   const bool every_hop = rounds_every_hop(spec);
   budget.per_result = unit_roundoff(out);
-  if (out != wire && !every_hop) budget.per_result += unit_roundoff(wire);  // the sum's one rounding to the wire dtype
+  if (out != wire && !every_hop)
+    budget.per_result += unit_roundoff(wire);  // the sum's one rounding to the wire dtype
   const bool tree = spec.order == ReduceOrder::tree || spec.order == ReduceOrder::fixed_tree;
   const auto p = static_cast<unsigned>(std::max(terms, 1));
-  const double hops = tree ? 1.0 + static_cast<double>(std::bit_width(p - 1)) : static_cast<double>(p - 1);
+  const double hops = tree ? 1.0 + static_cast<double>(std::bit_width(p - 1))
+                           : static_cast<double>(p - 1);
   const double u_hop = unit_roundoff(every_hop ? wire : accumulate_dtype(wire));
   budget.per_terms = u_hop * std::sqrt(hops);
   budget.constant = static_cast<double>(p) * half_min_subnormal(wire) + half_min_subnormal(out);
@@ -118,7 +124,8 @@ std::vector<TapScore> judge_collective(const Work& work, bool taps_may_be_missin
     std::vector<Comparison> comparisons = outputs.comparisons(0, reader.ranks, !sums);
     if (comparisons.empty()) continue;
     const DType out = comparisons.front().dtype();
-    compare_all(sums ? reduced(work, input, reader.sources, out) : moved(input, reader.sources, out), comparisons);
+    compare_all(sums ? reduced(work, input, reader.sources, out) : moved(input, reader.sources, out),
+                comparisons);
     outputs.take(comparisons);
   }
   return outputs.scores();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge_comparison.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include <fmt/format.h>
 
 namespace shardcheck {
 namespace {
@@ -39,7 +39,8 @@ Comparison::Comparison(TapReader reader, int order, int rank, bool rounds_once)
   std::int64_t offset = 0;
   for (std::size_t s = 0; s < reader_.steps(); ++s) {
     std::int64_t local = 0;
-    for (const Range& tokens : reader_.layout().token_ranges(reader_.run().mesh, rank, reader_.rows(s))) {
+    for (const Range& tokens :
+         reader_.layout().token_ranges(reader_.run().mesh, rank, reader_.rows(s))) {
       for (std::int64_t row = tokens.begin; row < tokens.end; ++row) {
         rows_.push_back({s, offset + row, row, local++});
       }
@@ -66,26 +67,29 @@ void Comparison::add_twin(int rank) {
     }
     at += range.size();
   }
-  if (!twin.shared.empty() && comparable() && reader_.defect(rank).empty()) twins_.push_back(std::move(twin));
+  if (!twin.shared.empty() && comparable() && reader_.defect(rank).empty())
+    twins_.push_back(std::move(twin));
 }
 
-void Comparison::compare(std::int64_t col, std::int64_t cols, const double* y, std::int64_t y_stride,
-                         const double* budget, std::int64_t budget_stride) {
+void Comparison::compare(std::int64_t col, std::int64_t cols, const double* y,
+                         std::int64_t y_stride, const double* budget, std::int64_t budget_stride) {
   if (!comparable()) return;
   for (const Segment& segment : segments_) {
     add_rows(statistics_, segment, col, cols, y, y_stride, budget, budget_stride, nullptr, 0);
   }
   for (Twin& twin : twins_) {
     for (std::size_t i = 0; i < twin.shared.size(); ++i) {
-      add_rows(twin.statistics, twin.shared[i], col, cols, y, y_stride, budget, budget_stride, &twin, twin.others[i]);
+      add_rows(twin.statistics, twin.shared[i], col, cols, y, y_stride, budget, budget_stride,
+               &twin, twin.others[i]);
     }
   }
 }
 
 // The columns of [col, col + cols) that are in the segment, all rows: against y, or against what the twin holds.
-void Comparison::add_rows(Statistics& statistics, const Segment& segment, std::int64_t col, std::int64_t cols,
-                          const double* y, std::int64_t y_stride, const double* budget, std::int64_t budget_stride,
-                          const Twin* twin, std::int64_t other) {
+void Comparison::add_rows(Statistics& statistics, const Segment& segment, std::int64_t col,
+                          std::int64_t cols, const double* y, std::int64_t y_stride,
+                          const double* budget, std::int64_t budget_stride, const Twin* twin,
+                          std::int64_t other) {
   const std::int64_t begin = std::max(col, segment.global);
   const std::int64_t end = std::min(col + cols, segment.global + segment.size);
   if (begin >= end) return;

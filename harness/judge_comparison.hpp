@@ -29,18 +29,18 @@ class Comparison {
   bool comparable() const { return problem_.empty(); }
   void fail(std::string problem) { problem_ = std::move(problem); }
 
-  /// Columns [col, col + cols) of the whole value, all stacked rows: y and budget point to element (0, col) of row-major
-  /// matrices. A null budget: nothing may differ.
-  void compare(std::int64_t col, std::int64_t cols, const double* y, std::int64_t y_stride, const double* budget,
-               std::int64_t budget_stride);
+  /// Columns [col, col + cols) of the whole value, all stacked rows: y and budget point to element (0, col) of
+  /// row-major matrices. A null budget: nothing may differ.
+  void compare(std::int64_t col, std::int64_t cols, const double* y, std::int64_t y_stride,
+               const double* budget, std::int64_t budget_stride);
 
   /// One score per rank.
   std::vector<TapScore> scores() const;
 
  private:
   struct Row {
-    std::size_t step;          // of the reader
-    std::int64_t stacked;      // row of the recomputation
+    std::size_t step;            // of the reader
+    std::int64_t stacked;        // row of the recomputation
     std::int64_t global, local;  // row of the step's whole value, and of the rank's part
   };
   struct Segment {
@@ -48,14 +48,14 @@ class Comparison {
   };
   struct Twin {
     int rank;
-    std::vector<Segment> shared;          // columns of this rank's part
-    std::vector<std::int64_t> others;     // where they begin in the other's
+    std::vector<Segment> shared;       // columns of this rank's part
+    std::vector<std::int64_t> others;  // where they begin in the other's
     Statistics statistics;
   };
 
-  void add_rows(Statistics& statistics, const Segment& segment, std::int64_t col, std::int64_t cols, const double* y,
-                std::int64_t y_stride, const double* budget, std::int64_t budget_stride, const Twin* twin,
-                std::int64_t other);
+  void add_rows(Statistics& statistics, const Segment& segment, std::int64_t col, std::int64_t cols,
+                const double* y, std::int64_t y_stride, const double* budget,
+                std::int64_t budget_stride, const Twin* twin, std::int64_t other);
 
   TapReader reader_;
   int order_;

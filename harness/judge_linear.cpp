@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge_linear.hpp"
 
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
-
-#include <Eigen/Core>
 
 #include "harness/accurate_product.hpp"
 
@@ -21,7 +20,7 @@ template <typename T>
 using Rows = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 constexpr std::int64_t kBlockElements = std::int64_t{1} << 18;  // of W at a time: 2 MB in f64
-constexpr std::int64_t kBatchBytes = std::int64_t{256} << 20;   // of inputs and products held at once
+constexpr std::int64_t kBatchBytes = std::int64_t{256} << 20;  // of inputs and products held at once
 
 // The norm q needs three digits, so it is computed in f32 from values scaled to at most 1. Their squares may be
 // subnormal; such terms are nothing beside the largest and are flushed, for they would slow the product a hundredfold.
@@ -74,8 +73,8 @@ struct Group {
         std::copy_n(whole.row(m).begin() + range.begin, range.size(), row + filled);
         filled += range.size();
       }
-      x_scale[static_cast<std::size_t>(at + m)] =
-          scaled_squares({row, static_cast<std::size_t>(filled)}, x_squares.row(at + m).data());
+      x_scale[static_cast<std::size_t>(at + m)] = scaled_squares(
+          {row, static_cast<std::size_t>(filled)}, x_squares.row(at + m).data());
     }
   }
 };
@@ -101,8 +100,8 @@ struct WeightBlock {
     scale.resize(static_cast<std::size_t>(end - first));
     weights.read_rows(module.weight(), first, end, {w.data(), static_cast<std::size_t>(w.size())});
     for (Eigen::Index i = 0; i < w.rows(); ++i) {
-      scale[static_cast<std::size_t>(i)] =
-          scaled_squares({w.row(i).data(), static_cast<std::size_t>(w.cols())}, squares.row(i).data());
+      scale[static_cast<std::size_t>(i)] = scaled_squares(
+          {w.row(i).data(), static_cast<std::size_t>(w.cols())}, squares.row(i).data());
     }
     bias.assign(static_cast<std::size_t>(end - first), 0.0);
     if (module.has_bias) weights.read_rows(module.bias(), first, end, bias);
@@ -130,21 +129,22 @@ void multiply(const Rows<T>& x, const Rows<T>& w, const Ranges& columns, Rows<T>
 }
 
 // The same in twice f64's precision: a candidate in f64 errs no less than a plain f64 product would.
-void multiply_accurately(const Rows<double>& x, const Rows<double>& w, const Ranges& columns, Rows<double>& y) {
+void multiply_accurately(const Rows<double>& x, const Rows<double>& w, const Ranges& columns,
+                         Rows<double>& y) {
   y.setZero(x.rows(), w.rows());
   Rows<double> part(x.rows(), w.rows());
   Eigen::Index at = 0;
   for (const Range& range : columns) {
-    accurate_product(x.data() + at, x.cols(), x.rows(), w.data() + range.begin, w.cols(), w.rows(), range.size(),
-                     part.data(), part.cols());
+    accurate_product(x.data() + at, x.cols(), x.rows(), w.data() + range.begin, w.cols(), w.rows(),
+                     range.size(), part.data(), part.cols());
     y += part;
     at += range.size();
   }
 }
 
 // y, budget of one request for one block of W.                                      both [request rows, block rows]
-void judge_block(const ProductRequest& request, const std::vector<Piece>& pieces, const WeightBlock& block,
-                 Rows<double>& y, Rows<double>& budget) {
+void judge_block(const ProductRequest& request, const std::vector<Piece>& pieces,
+                 const WeightBlock& block, Rows<double>& y, Rows<double>& budget) {
   const Eigen::Index rows = request.rows(), cols = block.w.rows();
   y.setZero(rows, cols);
   budget.setZero(rows, cols);
@@ -179,7 +179,8 @@ void judge_block(const ProductRequest& request, const std::vector<Piece>& pieces
   }
 }
 
-void judge_batch(const RoundedWeights& weights, const Module& module, std::span<ProductRequest> requests) {
+void judge_batch(const RoundedWeights& weights, const Module& module,
+                 std::span<ProductRequest> requests) {
   std::map<std::vector<std::int64_t>, Group> groups;
   std::vector<std::vector<Piece>> pieces(requests.size());
   std::map<Group*, std::int64_t> filled;
@@ -200,7 +201,8 @@ void judge_batch(const RoundedWeights& weights, const Module& module, std::span<
     for (const Piece& piece : pieces[r]) piece.group->fill(piece.row, whole);
   }
 
-  const std::int64_t step = std::clamp<std::int64_t>(kBlockElements / std::max<std::int64_t>(module.in, 1), 64, 512);
+  const std::int64_t step = std::clamp<std::int64_t>(
+      kBlockElements / std::max<std::int64_t>(module.in, 1), 64, 512);
   WeightBlock block;
   Rows<double> y, budget;
   for (std::int64_t begin = 0; begin < module.out; begin += step) {
@@ -214,7 +216,8 @@ void judge_batch(const RoundedWeights& weights, const Module& module, std::span<
     }
     {
       const FlushSubnormals flush;
-      for (auto& [key, group] : groups) multiply(group.x_squares, block.squares, group.columns, group.norm);
+      for (auto& [key, group] : groups)
+        multiply(group.x_squares, block.squares, group.columns, group.norm);
     }
     for (std::size_t r = 0; r < requests.size(); ++r) {
       judge_block(requests[r], pieces[r], block, y, budget);
@@ -245,14 +248,16 @@ ProductBudget product_budget(DType out, std::int64_t terms, const Arithmetic& ar
   return budget;
 }
 
-void judge_products(const RoundedWeights& weights, const std::string& path, std::vector<ProductRequest>& requests) {
+void judge_products(const RoundedWeights& weights, const std::string& path,
+                    std::vector<ProductRequest>& requests) {
   const Module& module = weights.model().module(path);
   std::size_t begin = 0;
   while (begin < requests.size()) {
     std::int64_t bytes = 0;
     std::size_t end = begin;
     do {
-      bytes += requests[end].rows() * (module.in + 512) * 12 * static_cast<std::int64_t>(requests[end].parts.size());
+      bytes += requests[end].rows() * (module.in + 512) * 12 *
+               static_cast<std::int64_t>(requests[end].parts.size());
       ++end;
     } while (end < requests.size() && bytes < kBatchBytes);
     judge_batch(weights, module, std::span(requests).subspan(begin, end - begin));

@@ -26,8 +26,8 @@ ProductBudget product_budget(DType out, std::int64_t terms, const Arithmetic& ar
 /// One input as some ranks saw it, and the outputs that must follow from it.
 struct ProductRequest {
   TapReader input;
-  std::vector<int> peers;           // of the reader: whose parts make up x
-  std::vector<Ranges> parts;        // of W's columns; y is the sum of the parts
+  std::vector<int> peers;     // of the reader: whose parts make up x
+  std::vector<Ranges> parts;  // of W's columns; y is the sum of the parts
   bool adds_bias = false;
   ProductBudget budget;
   std::vector<Comparison> outputs;
@@ -36,6 +36,7 @@ struct ProductRequest {
 };
 
 /// Judges all outputs of all requests of one weight.
-void judge_products(const RoundedWeights& weights, const std::string& module, std::vector<ProductRequest>& requests);
+void judge_products(const RoundedWeights& weights, const std::string& module,
+                    std::vector<ProductRequest>& requests);
 
 }  // namespace shardcheck

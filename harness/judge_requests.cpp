@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge_requests.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "harness/judge_collective.hpp"
 #include "sharded/op.hpp"
@@ -20,7 +20,8 @@ std::optional<int> next_value(const Work& work, int value) {
   const Phase phase = work.run->steps[work.steps.front()].step.phase;
   for (const Instruction& instruction : work.program->instructions.at(phase)) {
     if (instruction.inputs.empty() || instruction.inputs[0] != value) continue;
-    if (instruction.op == nullptr || instruction.op->name() == "bias") return instruction.outputs[0];
+    if (instruction.op == nullptr || instruction.op->name() == "bias")
+      return instruction.outputs[0];
   }
   return std::nullopt;
 }
@@ -34,8 +35,8 @@ std::vector<int> partial_axes(const Layout& layout) {
 }
 
 // The shares of the weight's columns whose products a rank's output is the sum of.
-std::vector<Ranges> column_parts(const Work& work, const OutputSet& outputs, const TapReader& input, int rank,
-                                 const Module& module) {
+std::vector<Ranges> column_parts(const Work& work, const OutputSet& outputs, const TapReader& input,
+                                 int rank, const Module& module) {
   const Program& program = *work.program;
   const Layout& planned = program.value(work.instruction->outputs[0]).layout;
   std::vector<Ranges> parts;
@@ -48,7 +49,8 @@ std::vector<Ranges> column_parts(const Work& work, const OutputSet& outputs, con
     add(program.plan.cols_of(module, rank));
   } else if (planned.any_partial()) {
     // The partials themselves aren't shown: their sum is.
-    for (const int member : program.mesh.group(rank, partial_axes(planned))) add(program.plan.cols_of(module, member));
+    for (const int member : program.mesh.group(rank, partial_axes(planned)))
+      add(program.plan.cols_of(module, member));
   } else if (program.mesh.ranks() == 1 && work.run->mesh.ranks() > 1 && !input.layout().owned.empty()) {
     // A candidate of unknown plan: ranks that hold parts of the input must have summed over them.
     for (const int peer : input.seen_by(rank)) add(input.layout().feature_ranges(peer));
@@ -67,7 +69,8 @@ ProductBudget budget_of(const Work& work, const OutputSet& outputs, const std::v
   ProductBudget budget = product_budget(out, terms, arithmetic);
   if (parts.size() > 1) {
     // Each part is rounded to the wire dtype, then reduced; a bias after that adds one more rounding of the sum.
-    const ReductionBudget reduction = reduction_budget(run.reduction, static_cast<int>(parts.size()), run.wire, out);
+    const ReductionBudget reduction = reduction_budget(
+        run.reduction, static_cast<int>(parts.size()), run.wire, out);
     budget.per_result = std::max(budget.per_result, reduction.per_result);
     budget.per_partial = std::hypot(unit_roundoff(run.wire), reduction.per_terms);
     if (module.has_bias) budget.per_partial += unit_roundoff(out);
@@ -89,20 +92,23 @@ OutputSet product_outputs(const Work& work, bool taps_may_be_missing) {
   return own;
 }
 
-std::vector<ProductRequest> product_requests(const Work& work, OutputSet& outputs, const Arithmetic& arithmetic,
-                                             bool taps_may_be_missing) {
+std::vector<ProductRequest> product_requests(const Work& work, OutputSet& outputs,
+                                             const Arithmetic& arithmetic, bool taps_may_be_missing) {
   std::vector<ProductRequest> requests;
   if (outputs.empty()) return requests;
   const TapReader input(*work.run, work.steps, work.program->value(work.instruction->inputs[0]));
   if (!input.present()) {
-    if (!taps_may_be_missing) outputs.fail_all(fmt::format("its input {} is missing", input.name()), false);
+    if (!taps_may_be_missing)
+      outputs.fail_all(fmt::format("its input {} is missing", input.name()), false);
     return requests;
   }
   const Module& module = *work.program->find_module(work.instruction->module);
   if (input.layout().features != module.in || outputs.reader(0).layout().features != module.out) {
-    outputs.fail_all(fmt::format("its input {} has {} features and it has {}, the weight is [{}, {}]", input.name(),
-                                 input.layout().features, outputs.reader(0).layout().features, module.out, module.in),
-                     false);
+    outputs.fail_all(
+        fmt::format("its input {} has {} features and it has {}, the weight is [{}, {}]",
+                    input.name(), input.layout().features, outputs.reader(0).layout().features,
+                    module.out, module.in),
+        false);
     return requests;
   }
 
@@ -133,7 +139,8 @@ std::vector<ProductRequest> product_requests(const Work& work, OutputSet& output
   }
   const bool own = outputs.reader(0).name() == work.program->value(work.instruction->outputs[0]).name;
   for (const auto& [key, reader] : readers) {
-    ProductRequest request{input, reader.peers, reader.parts, false, {}, outputs.comparisons(0, reader.ranks, false)};
+    ProductRequest request{input, reader.peers, reader.parts,
+                           false, {},           outputs.comparisons(0, reader.ranks, false)};
     // The bias is in the linear's own output only if it was added there; a later value that is the module's has it.
     const bool complete = outputs.reader(0).name() == module.path;
     request.adds_bias = work.instruction->adds_bias || (!own && complete && module.has_bias);

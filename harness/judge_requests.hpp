@@ -14,7 +14,7 @@ namespace shardcheck {
 OutputSet product_outputs(const Work& work, bool taps_may_be_missing);
 
 /// One request per distinct input and share of the weight's columns. What can't be judged is failed in `outputs`.
-std::vector<ProductRequest> product_requests(const Work& work, OutputSet& outputs, const Arithmetic& arithmetic,
-                                             bool taps_may_be_missing);
+std::vector<ProductRequest> product_requests(const Work& work, OutputSet& outputs,
+                                             const Arithmetic& arithmetic, bool taps_may_be_missing);
 
 }  // namespace shardcheck

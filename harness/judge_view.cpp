@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge_view.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <numeric>
-
-#include <fmt/format.h>
 
 #include "model/float_bits.hpp"
 
@@ -59,23 +59,28 @@ TapReader::TapReader(const TapRun& run, std::vector<std::size_t> steps, const Va
   if (taps_.empty()) present_ = false;
 }
 
-std::int64_t TapReader::rows() const { return std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0}); }
+std::int64_t TapReader::rows() const {
+  return std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0});
+}
 
 std::string TapReader::defect(int rank) const {
   if (taps_.size() != steps_.size()) return "the run has no such tap";
   for (std::size_t s = 0; s < taps_.size(); ++s) {
     const auto r = static_cast<std::size_t>(rank);
     if (r >= tap(s).ranks.size() || tap(s).ranks[r].shape().empty()) {
-      return fmt::format("rank {} has none in {} step {}", rank, shardcheck::name(step(s).phase), step(s).index);
+      return fmt::format("rank {} has none in {} step {}", rank, shardcheck::name(step(s).phase),
+                         step(s).index);
     }
     const HostTensor& part = tap(s).ranks[r];
     const std::vector<std::int64_t> needed{total(tap(s).layout.token_ranges(run_->mesh, rank, rows(s))),
                                            total(tap(s).layout.feature_ranges(rank))};
     if (part.shape() != needed) {
-      return fmt::format("has shape {} on rank {}, needs {}", to_string(part.shape()), rank, to_string(needed));
+      return fmt::format("has shape {} on rank {}, needs {}", to_string(part.shape()), rank,
+                         to_string(needed));
     }
     if (part.dtype() != dtype_) {
-      return fmt::format("is {} on rank {}, needs {}", shardcheck::name(part.dtype()), rank, shardcheck::name(dtype_));
+      return fmt::format("is {} on rank {}, needs {}", shardcheck::name(part.dtype()), rank,
+                         shardcheck::name(dtype_));
     }
   }
   return {};

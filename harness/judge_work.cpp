@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/judge_work.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace shardcheck {
 namespace {
@@ -15,15 +15,15 @@ namespace {
 bool same_values(const Program& program, const std::vector<int>& a, const std::vector<int>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](int i, int j) {
     const Value &x = program.value(i), &y = program.value(j);
-    return i == j || (x.name == y.name && x.layout == y.layout && x.dtype == y.dtype && x.rows == y.rows &&
-                      x.window == y.window);
+    return i == j || (x.name == y.name && x.layout == y.layout && x.dtype == y.dtype &&
+                      x.rows == y.rows && x.window == y.window);
   });
 }
 
 bool same_work(const Program& program, const Instruction& a, const Instruction& b) {
   return a.op == b.op && a.module == b.module && a.collective == b.collective && a.axes == b.axes &&
-         a.adds_bias == b.adds_bias && a.attributes == b.attributes && same_values(program, a.inputs, b.inputs) &&
-         same_values(program, a.outputs, b.outputs);
+         a.adds_bias == b.adds_bias && a.attributes == b.attributes &&
+         same_values(program, a.inputs, b.inputs) && same_values(program, a.outputs, b.outputs);
 }
 
 std::set<int> produced_values(const Program& program) {
@@ -35,14 +35,16 @@ std::set<int> produced_values(const Program& program) {
 }
 
 bool has_part(const TapValue& tap) {
-  return std::any_of(tap.ranks.begin(), tap.ranks.end(), [](const HostTensor& part) { return !part.shape().empty(); });
+  return std::any_of(tap.ranks.begin(), tap.ranks.end(),
+                     [](const HostTensor& part) { return !part.shape().empty(); });
 }
 
-// How many steps there are to judge. A run that ended inside a step has none of the steps after it: the tap that it ended
-// at is wrong, not the first one of the step that never came.
+// How many steps there are to judge. A run that ended inside a step has none of the steps after it: the tap that it
+// ended at is wrong, not the first one of the step that never came.
 std::size_t judged_steps(const TapRun& run) {
   std::size_t reached = run.steps.size();
-  while (reached > 0 && std::none_of(run.steps[reached - 1].values.begin(), run.steps[reached - 1].values.end(), has_part)) {
+  while (reached > 0 && std::none_of(run.steps[reached - 1].values.begin(),
+                                     run.steps[reached - 1].values.end(), has_part)) {
     --reached;
   }
   if (reached == 0) return run.steps.size();
@@ -53,8 +55,9 @@ std::size_t judged_steps(const TapRun& run) {
 }  // namespace
 
 std::int64_t Work::tokens() const {
-  return std::accumulate(steps.begin(), steps.end(), std::int64_t{0},
-                         [this](std::int64_t sum, std::size_t s) { return sum + run->steps[s].step.tokens(); });
+  return std::accumulate(
+      steps.begin(), steps.end(), std::int64_t{0},
+      [this](std::int64_t sum, std::size_t s) { return sum + run->steps[s].step.tokens(); });
 }
 
 std::int64_t Work::elements() const {
@@ -89,9 +92,9 @@ std::vector<Work> work_of(const Program& program, const TapRun& run) {
     // Both phases come from one graph, so their common instructions are in the same order: merge the lists.
     std::size_t next = 0;
     for (const Instruction& instruction : program.instructions.at(phase)) {
-      const auto known = std::find_if(works.begin() + static_cast<std::ptrdiff_t>(next), works.end(), [&](const Work& w) {
-        return same_work(program, *w.instruction, instruction);
-      });
+      const auto known = std::find_if(
+          works.begin() + static_cast<std::ptrdiff_t>(next), works.end(),
+          [&](const Work& w) { return same_work(program, *w.instruction, instruction); });
       if (known != works.end()) {
         known->steps.insert(known->steps.end(), steps.begin(), steps.end());
         std::sort(known->steps.begin(), known->steps.end());
@@ -99,7 +102,8 @@ std::vector<Work> work_of(const Program& program, const TapRun& run) {
         continue;
       }
       Work work{&program, &run, &instruction, steps, {}, 0};
-      std::copy_if(instruction.inputs.begin(), instruction.inputs.end(), std::back_inserter(work.inputs),
+      std::copy_if(instruction.inputs.begin(), instruction.inputs.end(),
+                   std::back_inserter(work.inputs),
                    [&](int input) { return produced.contains(input); });
       works.insert(works.begin() + static_cast<std::ptrdiff_t>(next++), std::move(work));
     }
@@ -113,7 +117,8 @@ std::vector<Work> work_of(const Program& program, const TapRun& run) {
 }
 
 OutputSet::OutputSet(const Work& work, bool may_be_missing) : work_(&work) {
-  for (const int output : work.instruction->outputs) readers_.emplace_back(*work.run, work.steps, work.program->value(output));
+  for (const int output : work.instruction->outputs)
+    readers_.emplace_back(*work.run, work.steps, work.program->value(output));
   if (may_be_missing) return;
   for (std::size_t i = 0; i < readers_.size(); ++i) {
     if (readers_[i].present()) continue;
@@ -132,7 +137,8 @@ OutputSet::OutputSet(const Work& work, const Value& output) : work_(&work) {
 const TapReader& OutputSet::reader(std::size_t output) const { return readers_[output]; }
 
 bool OutputSet::empty() const {
-  return std::none_of(readers_.begin(), readers_.end(), [](const TapReader& reader) { return reader.present(); });
+  return std::none_of(readers_.begin(), readers_.end(),
+                      [](const TapReader& reader) { return reader.present(); });
 }
 
 TapScore OutputSet::blank(const TapReader& reader, std::size_t output, int rank) const {
@@ -143,7 +149,8 @@ TapScore OutputSet::blank(const TapReader& reader, std::size_t output, int rank)
   return score;
 }
 
-std::vector<Comparison> OutputSet::comparisons(std::size_t output, const std::vector<int>& ranks, bool rounds_once) const {
+std::vector<Comparison> OutputSet::comparisons(std::size_t output, const std::vector<int>& ranks,
+                                               bool rounds_once) const {
   std::vector<Comparison> found;
   const TapReader& reader = readers_[output];
   if (!reader.present()) return found;
@@ -151,7 +158,9 @@ std::vector<Comparison> OutputSet::comparisons(std::size_t output, const std::ve
   const auto same_part = [&](int a, int b) {
     if (reader.layout().feature_ranges(a) != reader.layout().feature_ranges(b)) return false;
     for (std::size_t s = 0; s < reader.steps(); ++s) {
-      const auto tokens = [&](int rank) { return reader.layout().token_ranges(work_->run->mesh, rank, reader.rows(s)); };
+      const auto tokens = [&](int rank) {
+        return reader.layout().token_ranges(work_->run->mesh, rank, reader.rows(s));
+      };
       if (tokens(a) != tokens(b)) return false;
     }
     return true;
@@ -212,12 +221,13 @@ void compare_all(const LocalValue& value, std::vector<Comparison>& comparisons) 
     if (!value.problem.empty()) {
       comparison.fail(value.problem);
     } else if (value.y.rows() != reader.rows() || value.y.cols() != reader.layout().features) {
-      comparison.fail(fmt::format("is [{}, {}] as a whole, its recomputation is [{}, {}]", reader.rows(),
-                                  reader.layout().features, value.y.rows(), value.y.cols()));
+      comparison.fail(fmt::format("is [{}, {}] as a whole, its recomputation is [{}, {}]",
+                                  reader.rows(), reader.layout().features, value.y.rows(),
+                                  value.y.cols()));
     } else {
       const bool exact = value.budget.rows() == 0;
-      comparison.compare(0, value.y.cols(), value.y.data(), value.y.cols(), exact ? nullptr : value.budget.data(),
-                         value.budget.cols());
+      comparison.compare(0, value.y.cols(), value.y.data(), value.y.cols(),
+                         exact ? nullptr : value.budget.data(), value.budget.cols());
     }
   }
 }

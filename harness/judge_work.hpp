@@ -17,8 +17,8 @@ struct Work {
   const TapRun* run = nullptr;
   const Instruction* instruction = nullptr;
   std::vector<std::size_t> steps;  // of the run, ascending
-  std::vector<int> inputs;         // values of the instruction's inputs that are taps (ids and positions are the step's)
-  int order = 0;                   // of the first output, in program order
+  std::vector<int> inputs;  // values of the instruction's inputs that are taps (ids and positions are the step's)
+  int order = 0;  // of the first output, in program order
 
   std::int64_t tokens() const;
   std::int64_t elements() const;  // of the outputs, about
@@ -43,7 +43,8 @@ class OutputSet {
   bool empty() const;
   const TapReader& reader(std::size_t output) const;
   /// Comparisons of one output for ranks that saw the same inputs: one for all ranks with the same bytes.
-  std::vector<Comparison> comparisons(std::size_t output, const std::vector<int>& ranks, bool rounds_once) const;
+  std::vector<Comparison> comparisons(std::size_t output, const std::vector<int>& ranks,
+                                      bool rounds_once) const;
   void take(const std::vector<Comparison>& done);
   void fail(int rank, const std::string& problem);
   void fail_all(const std::string& problem, bool unchecked);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/mistrust.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <set>
-
-#include <fmt/format.h>
 
 namespace shardcheck {
 namespace {
@@ -16,19 +16,24 @@ constexpr std::int64_t kLeastEqual = 8;  // elements of two equal shards that ar
 
 bool is_activation(const TapValue& tap) {
   const bool cache = tap.name.ends_with(".k_cache") || tap.name.ends_with(".v_cache");
-  return !tap.layout.any_partial() && !tap.ranks.empty() && !cache && tap.name != "ids" && tap.name != "positions";
+  return !tap.layout.any_partial() && !tap.ranks.empty() && !cache && tap.name != "ids" &&
+         tap.name != "positions";
 }
 
 // Numbers that are 0 (or -0) among elements [first, first + n).
 std::int64_t zeros_in(const HostTensor& tensor, std::int64_t first, std::int64_t n) {
   const auto count = [&](auto zero, auto is_zero) {
-    const auto values = tensor.as<decltype(zero)>().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n));
+    const auto values = tensor.as<decltype(zero)>().subspan(static_cast<std::size_t>(first),
+                                                            static_cast<std::size_t>(n));
     return static_cast<std::int64_t>(std::count_if(values.begin(), values.end(), is_zero));
   };
   switch (tensor.dtype()) {
-    case DType::f64: return count(double{}, [](double v) { return v == 0.0; });
-    case DType::f32: return count(float{}, [](float v) { return v == 0.0F; });
-    default: return count(std::uint16_t{}, [](std::uint16_t v) { return (v & 0x7fffu) == 0; });
+    case DType::f64:
+      return count(double{}, [](double v) { return v == 0.0; });
+    case DType::f32:
+      return count(float{}, [](float v) { return v == 0.0F; });
+    default:
+      return count(std::uint16_t{}, [](std::uint16_t v) { return (v & 0x7fffu) == 0; });
   }
 }
 
@@ -36,7 +41,9 @@ bool cut_by_features(const Layout& layout) { return !layout.owned.empty(); }
 
 bool intersect(const Ranges& a, const Ranges& b) {
   return std::any_of(a.begin(), a.end(), [&](const Range& x) {
-    return std::any_of(b.begin(), b.end(), [&](const Range& y) { return std::max(x.begin, y.begin) < std::min(x.end, y.end); });
+    return std::any_of(b.begin(), b.end(), [&](const Range& y) {
+      return std::max(x.begin, y.begin) < std::min(x.end, y.end);
+    });
   });
 }
 
@@ -70,7 +77,8 @@ class Stack {
       std::int64_t zeros = 0, all = 0;
       for (const TapValue* tap : taps_) count_zeros(*tap, group, zeros, all);
       if (2 * zeros > all) {
-        return Mistrust{name_, group.front(), fmt::format("{} of {} numbers are exactly 0", zeros, all)};
+        return Mistrust{name_, group.front(),
+                        fmt::format("{} of {} numbers are exactly 0", zeros, all)};
       }
     }
     return std::nullopt;
@@ -81,11 +89,12 @@ class Stack {
     for (const std::vector<int>& group : wholes()) {
       for (std::size_t j = 0; j < group.size(); ++j) {
         for (std::size_t i = 0; i < j; ++i) {
-          if (intersect(layout().feature_ranges(group[i]), layout().feature_ranges(group[j]))) continue;
+          if (intersect(layout().feature_ranges(group[i]), layout().feature_ranges(group[j])))
+            continue;
           if (shares_kv_head(group[i], group[j]) || !equal(group[i], group[j])) continue;
           return Mistrust{name_, group[i],
-                          fmt::format("ranks {} and {} hold the same bytes for features {} and {}", group[i], group[j],
-                                      to_string(layout().feature_ranges(group[i])),
+                          fmt::format("ranks {} and {} hold the same bytes for features {} and {}",
+                                      group[i], group[j], to_string(layout().feature_ranges(group[i])),
                                       to_string(layout().feature_ranges(group[j])))};
         }
       }
@@ -111,7 +120,8 @@ class Stack {
   std::vector<std::vector<int>> wholes() const {
     std::vector<int> cut;
     for (std::size_t axis = 0; axis < layout().placements.size(); ++axis) {
-      if (layout().placements[axis].kind == Placement::Kind::S) cut.push_back(static_cast<int>(axis));
+      if (layout().placements[axis].kind == Placement::Kind::S)
+        cut.push_back(static_cast<int>(axis));
     }
     std::vector<std::vector<int>> groups;
     std::set<std::vector<const void*>> seen;
@@ -127,10 +137,13 @@ class Stack {
     return groups;
   }
 
-  static const HostTensor& part(const TapValue& tap, int rank) { return tap.ranks[static_cast<std::size_t>(rank)]; }
+  static const HostTensor& part(const TapValue& tap, int rank) {
+    return tap.ranks[static_cast<std::size_t>(rank)];
+  }
 
   // Each element of the whole once: of what several ranks own, the earliest owner's.
-  static void count_zeros(const TapValue& tap, const std::vector<int>& group, std::int64_t& zeros, std::int64_t& all) {
+  static void count_zeros(const TapValue& tap, const std::vector<int>& group, std::int64_t& zeros,
+                          std::int64_t& all) {
     Ranges counted;
     for (const int rank : group) {
       const HostTensor& mine = part(tap, rank);
@@ -167,7 +180,8 @@ class Stack {
     const std::string cache = name_.substr(0, name_.size() - 4) + "v_cache";
     for (const StepTaps& step : run_.steps) {
       const TapValue* v = step.find(cache);
-      if (v != nullptr && intersect(v->layout.feature_ranges(a), v->layout.feature_ranges(b))) return true;
+      if (v != nullptr && intersect(v->layout.feature_ranges(a), v->layout.feature_ranges(b)))
+        return true;
     }
     return false;
   }
@@ -219,7 +233,8 @@ std::vector<Mistrust> unchecked_values(std::span<const TapScore> scores) {
   std::vector<Mistrust> found;
   for (const TapScore& score : scores) {
     if (!score.unchecked) continue;
-    const bool known = std::any_of(found.begin(), found.end(), [&](const Mistrust& m) { return m.tap == score.tap; });
+    const bool known = std::any_of(found.begin(), found.end(),
+                                   [&](const Mistrust& m) { return m.tap == score.tap; });
     if (!known) found.push_back({score.tap, score.rank, score.problem});
   }
   return found;

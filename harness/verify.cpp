@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "harness/audit.hpp"
+#include "harness/assess.hpp"
 #include "harness/candidate.hpp"
-#include "harness/wiring.hpp"
 #include "harness/yardstick.hpp"
 #include "model/error.hpp"
 
@@ -17,31 +16,6 @@ namespace {
 
 /// Taps that are held at once before they are judged: with the weights in f64 a run on SmolLM2 stays below 3 GB.
 constexpr std::size_t kTapBytesAtOnce = std::size_t{256} << 20;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// limit / measured, where nothing measured is an infinite margin and NaN none at all.
-double margin_of(double limit, double measured) {
-  if (std::isnan(measured)) return 0.0;
-  return measured == 0.0 ? kInfinity : limit / measured;
-}
-
-/// A run of one cell and what was seen while it ran.
-struct CellRun {
-  const Program* program = nullptr;
-  RunSettings settings;
-  std::vector<Step> steps;
-  TapRun taps;
-  RunResult result;
-  std::vector<WiringFault> weight_faults;
-};
-
-/// A failing place, before the earliest is chosen.
-struct Suspect {
-  int order;
-  Gate gate;
-  FirstFailure failure;
-};
 
 class Verification {
  public:
@@ -229,7 +203,10 @@ class Verification {
     judge.threads = options_.threads;
     const std::vector<std::vector<TapScore>> scores = judge_local(model_, judged, judge);
     for (std::size_t i = 0; i < lot.size(); ++i) {
-      report_.cells.push_back(assess(lot[i], phase, scores[i], yardstick, weights));
+      const Measures measures{reference_, scores[i], yardstick,
+                              [&] { return split_yardstick(lot[i], phase, weights); }};
+      report_.cells.push_back(assess(model_, parts_, lot[i], phase, measures));
+      report_.cells.back().repro = repro(report_.cells.back());
       if (!options_.dump.empty()) dump(lot[i], phase);
     }
   }
@@ -260,7 +237,7 @@ class Verification {
     const bool is_cell = own_single_ == nullptr && dtype == wanted.storage && !options_.fault;
     CellRun run = run_single(dtype, is_cell ? wanted : RunSettings{dtype, dtype, wanted.reduction},
                              phase, weights, nullptr);
-    const EndToEnd result = end_to_end(run.taps, logits_of(*single_, phase), reference_, nullptr);
+    const EndToEnd result = end_to_end(run.taps, logits_tap(*single_, phase), reference_, nullptr);
     if (is_cell) single_run_ = std::move(run);
     return result;
   }
@@ -270,7 +247,7 @@ class Verification {
     const DType dtype = coarser(cell.settings.storage, cell.settings.wire);
     const RunSettings settings{dtype, cell.settings.wire, cell.settings.reduction};
     return end_to_end(run_single(dtype, settings, phase, weights, make_split_sums(*cell.program)).taps,
-                      logits_of(*single_, phase), reference_, nullptr);
+                      logits_tap(*single_, phase), reference_, nullptr);
   }
 
   CellRun run_single(DType dtype, const RunSettings& settings, Phase phase, WeightStore& weights,
@@ -281,219 +258,6 @@ class Verification {
     CellRun run = run_cell(*single_, settings, phase, own, std::move(interposer));
     inspected_.erase(single_);  // that was another precision's store
     return run;
-  }
-
-  /// The larger of two yardsticks' errors, of the logits and of every token.
-  static void widen(EndToEnd& yardstick, const EndToEnd& other) {
-    yardstick.rel_fro = std::max(yardstick.rel_fro, other.rel_fro);
-    for (std::size_t i = 0; i < yardstick.token_error.size() && i < other.token_error.size(); ++i) {
-      yardstick.token_error[i] = std::max(yardstick.token_error[i], other.token_error[i]);
-    }
-  }
-
-  static std::string logits_of(const Program& program, Phase phase) {
-    return program.value(program.result.at(phase)).name;
-  }
-
-  CellReport assess(const CellRun& cell, Phase phase, const std::vector<TapScore>& scores,
-                    const EndToEnd& yardstick, WeightStore& weights) {
-    CellReport report;
-    report.mesh = cell.program->mesh;
-    report.dtype = cell.settings.storage;
-    report.wire = cell.settings.wire;
-    report.phase = phase;
-    report.repro = repro(report);
-    for (const Gate gate : kGates) report.gates[gate] = {};
-    std::vector<Suspect> suspects;
-    judge_g0(cell, report, suspects);
-    judge_audit(cell, report, suspects);
-    judge_g3(cell, scores, report, suspects);
-    judge_logits(cell, phase, yardstick, weights, report, suspects);
-    for (const std::vector<Mistrust>& found : {mistrusted_values(cell.taps), unchecked_values(scores)}) {
-      for (const Mistrust& value : found) {
-        report.mistrust.push_back(
-            fmt::format("{} of rank {}: {}", value.tap, value.rank, value.sentence));
-      }
-    }
-    const auto earliest = std::min_element(
-        suspects.begin(), suspects.end(), [](const Suspect& a, const Suspect& b) {
-          return a.order != b.order ? a.order < b.order : rank_of(a.gate) < rank_of(b.gate);
-        });
-    if (earliest != suspects.end()) {
-      report.first = earliest->failure;
-      report.first->gate = earliest->gate;
-      explain(*cell.program, suspects, earliest->order, *report.first);
-    }
-    const bool failed = std::any_of(report.gates.begin(), report.gates.end(), [](const auto& gate) {
-      return gate.second.ran && !gate.second.passed;
-    });
-    report.verdict = failed                    ? Verdict::failed
-                     : report.mistrust.empty() ? Verdict::passed
-                                               : Verdict::mistrusted;
-    return report;
-  }
-
-  /// At one tap the gate that has numbers speaks first.
-  static int rank_of(Gate gate) { return gate == Gate::g3 ? 0 : 1 + static_cast<int>(gate); }
-
-  void judge_g0(const CellRun& cell, CellReport& report, std::vector<Suspect>& suspects) {
-    std::vector<WiringFault> faults = cell.weight_faults;
-    for (auto&& more :
-         {check_replicas(*cell.program, cell.taps), check_caches(*cell.program, cell.taps),
-          from_mismatches(*cell.program, cell.result.wiring)}) {
-      faults.insert(faults.end(), more.begin(), more.end());
-    }
-    report.gates[Gate::g0] = {true, faults.empty(), std::nullopt};
-    // One cause may show on several ranks and steps: the earliest place counts.
-    for (const WiringFault& fault : faults) {
-      FirstFailure failure;
-      failure.tap = fault.tap;
-      failure.phase = fault.phase;
-      failure.step = fault.step;
-      failure.ranks = fault.ranks;
-      for (const WiringFault& other : faults) {
-        if (other.tap == fault.tap && other.phase == fault.phase && other.step == fault.step) {
-          failure.ranks.insert(failure.ranks.end(), other.ranks.begin(), other.ranks.end());
-        }
-      }
-      failure.cause = fault.sentence;
-      suspects.push_back({fault.order, Gate::g0, failure});
-    }
-  }
-
-  void judge_audit(const CellRun& cell, CellReport& report, std::vector<Suspect>& suspects) {
-    if (cell.result.ended) return;  // a run that ended early has no whole ledger
-    std::unique_ptr<World> world = parts_.worlds.make("solo", cell.program->mesh);
-    const std::unique_ptr<Device> meta = parts_.devices.make("meta");
-    Device* const device = meta.get();
-    WeightStore shapes(model_, cell.settings.storage);
-    const RunResult traced = run_program(*cell.program, *world, {&device, 1}, shapes, cell.settings,
-                                         cell.steps);
-    const AuditResult result = audit(model_, cell.program->plan, cell.settings, cell.steps,
-                                     cell.result.ledgers, traced.ledgers);
-    report.gates[Gate::audit] = {true, result.passed, std::nullopt};
-    report.collectives = result.collectives;
-    report.payload_bytes = result.payload_bytes;
-    if (result.passed) return;
-    FirstFailure failure;
-    failure.tap = result.site;
-    failure.ranks = result.ranks;
-    failure.cause = result.problem;
-    suspects.push_back(
-        {program_order(*cell.program, Phase::prefill, result.site), Gate::audit, failure});
-  }
-
-  void judge_g3(const CellRun& cell, const std::vector<TapScore>& scores, CellReport& report,
-                std::vector<Suspect>& suspects) {
-    GateResult gate{true, true, kInfinity};
-    for (const TapScore& score : scores) {
-      gate.margin = std::min(*gate.margin, score.margin());
-      if (!report.worst || score.margin() < report.worst->margin()) report.worst = score;
-      if (score.passed()) continue;
-      gate.passed = false;
-      FirstFailure failure;
-      failure.tap = score.tap;
-      failure.phase = score.worst.phase;
-      failure.step = score.worst.step;
-      failure.ranks = {score.rank};
-      for (const TapScore& other : scores) {
-        if (other.order == score.order && other.tap == score.tap && !other.passed())
-          failure.ranks.push_back(other.rank);
-      }
-      failure.cause = score.problem;
-      if (score.compared > 0) {
-        failure.row = score.worst.row;
-        failure.feature = score.worst.feature;
-        failure.local_row = score.worst.local_row;
-        failure.local_feature = score.worst.local_feature;
-        failure.got = score.worst.got;
-        failure.expected = score.worst.expected;
-      }
-      suspects.push_back({score.order, Gate::g3, failure});
-    }
-    if (cell.result.ended) {
-      gate.passed = false;
-      FirstFailure failure;
-      failure.tap = cell.result.ended->site;
-      failure.phase = cell.result.ended->phase;
-      failure.step = cell.result.ended->step;
-      failure.ranks = cell.result.ended->ranks;
-      failure.cause = "the run ends here: " + cell.result.ended->message;
-      suspects.push_back({cell.result.ended->order, Gate::g3, failure});
-    }
-    report.gates[Gate::g3] = gate;
-  }
-
-  void judge_logits(const CellRun& cell, Phase phase, const EndToEnd& plain, WeightStore& weights,
-                    CellReport& report, std::vector<Suspect>& suspects) {
-    const std::string logits = logits_of(*cell.program, phase);
-    EndToEnd yardstick = plain;
-    const bool f64 = cell.settings.storage == DType::f64 && cell.settings.wire == DType::f64;
-    report.logits = end_to_end(cell.taps, logits, reference_, f64 ? nullptr : &yardstick);
-    const auto enough = [&] {
-      return report.logits.rel_fro <= kG4Ratio * yardstick.rel_fro && report.logits.unexcused == 0;
-    };
-    if (!f64 && report.logits.complete && cell.program->mesh.ranks() > 1 && !enough()) {
-      widen(yardstick, split_yardstick(cell, phase, weights));
-      report.logits = end_to_end(cell.taps, logits, reference_, &yardstick);
-    }
-    const EndToEnd& e = report.logits;
-    const Gate gate = f64 ? Gate::g2 : Gate::g4;
-    GateResult& result = report.gates[gate];
-    result.ran = true;
-    std::string cause;
-    if (!e.complete) {
-      result.margin = 0.0;
-      cause = "the logits are missing or have the wrong shape";
-    } else if (f64) {
-      result.margin = margin_of(kG2Limit, e.rel_max);
-      result.passed = e.rel_max <= kG2Limit;
-      cause = fmt::format("logits differ from the reference by {:.3g} of the largest, limit {:.0e}",
-                          e.rel_max, kG2Limit);
-    } else {
-      const double limit = kG4Ratio * yardstick.rel_fro;
-      result.margin = margin_of(limit, e.rel_fro);
-      result.passed = e.rel_fro <= limit && e.unexcused == 0;
-      cause = e.unexcused > 0
-                  ? fmt::format("{} first choices differ from the reference without a close second",
-                                e.unexcused)
-                  : fmt::format(
-                        "error of the logits {:.3g} is more than twice that of an unsharded run, "
-                        "{:.3g}",
-                        e.rel_fro, yardstick.rel_fro);
-    }
-    if (result.passed) return;
-    FirstFailure failure;
-    failure.tap = logits;
-    failure.phase = e.phase;
-    failure.step = e.step;
-    failure.ranks = {e.worst_rank};
-    failure.row = failure.local_row = e.row;
-    failure.feature = failure.local_feature = e.column;
-    failure.got = e.got;
-    failure.expected = e.expected;
-    failure.cause = cause;
-    suspects.push_back({static_cast<int>(cell.program->instructions.at(phase).size()), gate, failure});
-  }
-
-  /// Ranks in order, and the cause that other evidence at the same place gives.
-  void explain(const Program& program, const std::vector<Suspect>& suspects, int order,
-               FirstFailure& first) {
-    std::sort(first.ranks.begin(), first.ranks.end());
-    first.ranks.erase(std::unique(first.ranks.begin(), first.ranks.end()), first.ranks.end());
-    first.all_ranks = static_cast<int>(first.ranks.size()) == program.mesh.ranks();
-    for (const Finding& finding : program.findings) {
-      if (finding.tap != first.tap) continue;
-      first.cause = finding.fix.empty() ? finding.sentence
-                                        : fmt::format("{}; add {}", finding.sentence, finding.fix);
-      return;
-    }
-    if (!first.cause.empty()) return;
-    for (const Suspect& suspect : suspects) {
-      if (suspect.order == order && !suspect.failure.cause.empty())
-        first.cause = suspect.failure.cause;
-    }
-    if (first.cause.empty() && std::isnan(first.got)) first.cause = "not a number";
   }
 
   std::string repro(const CellReport& cell) const {
@@ -550,69 +314,6 @@ class Verification {
 }  // namespace
 
 VerifyParts builtin_parts() { return {builtin_devices(), builtin_worlds(), builtin_ops()}; }
-
-std::string_view name(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::passed:
-      return "passed";
-    case Verdict::failed:
-      return "failed";
-    case Verdict::mistrusted:
-      return "mistrusted";
-    case Verdict::skipped:
-      return "skipped";
-  }
-  return "?";
-}
-
-std::string_view name(Gate gate) {
-  switch (gate) {
-    case Gate::g0:
-      return "G0";
-    case Gate::audit:
-      return "audit";
-    case Gate::g1:
-      return "G1";
-    case Gate::g2:
-      return "G2";
-    case Gate::g3:
-      return "G3";
-    case Gate::g4:
-      return "G4";
-    case Gate::g5:
-      return "G5";
-  }
-  return "?";
-}
-
-std::string_view description(Gate gate) {
-  switch (gate) {
-    case Gate::g0:
-      return "wiring, bitwise";
-    case Gate::audit:
-      return "collectives against the plan's closed form";
-    case Gate::g1:
-      return "exact mode";
-    case Gate::g2:
-      return "f64 logits against the reference";
-    case Gate::g3:
-      return "every op against f64";
-    case Gate::g4:
-      return "logits against one rank's error";
-    case Gate::g5:
-      return "bitwise across TP sizes";
-  }
-  return "?";
-}
-
-std::size_t VerifyReport::count(Verdict verdict) const {
-  return static_cast<std::size_t>(std::count_if(
-      cells.begin(), cells.end(), [&](const CellReport& cell) { return cell.verdict == verdict; }));
-}
-
-bool VerifyReport::passed() const {
-  return ran && !cells.empty() && count(Verdict::failed) + count(Verdict::mistrusted) == 0;
-}
 
 VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options,
                     const VerifyParts& parts) {

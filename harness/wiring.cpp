@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "sharded/op.hpp"
+
 namespace shardcheck {
 namespace {
 
@@ -22,6 +24,19 @@ bool same_part(const TapValue& value, const Mesh& mesh, std::int64_t tokens, int
 bool equal_bits(const TapValue& value, int a, int b) {
   return value.ranks[static_cast<std::size_t>(a)].bitwise_equal(
       value.ranks[static_cast<std::size_t>(b)]);
+}
+
+/// The first value that a module's weight or bias goes into, and its place in the program.
+std::pair<std::string, int> first_use(const Program& program, const Module& module, bool bias) {
+  const std::vector<Instruction>& instructions = program.instructions.at(Phase::prefill);
+  const auto found = std::find_if(
+      instructions.begin(), instructions.end(), [&](const Instruction& instruction) {
+        if (instruction.op == nullptr || instruction.module != module.path) return false;
+        return !bias || module.kind == ModuleKind::norm || instruction.adds_bias ||
+               instruction.op->name() == "bias";
+      });
+  return {found == instructions.end() ? module.path : found->site,
+          static_cast<int>(found - instructions.begin())};
 }
 
 /// Rows [first, first + n) of a dense tensor as bytes.
@@ -93,10 +108,8 @@ void WeightInspector::inspect(RankContext& context) {
       const std::lock_guard lock(mutex_);
       ++shards_;
       if (!problem.empty()) {
-        // The first value that these weights make: before a collective its tap has a suffix.
-        int order = program_order(program, Phase::prefill, module.path);
-        order = std::min(order, program_order(program, Phase::prefill, module.path + ".partial"));
-        faults_.push_back({module.path, order, Phase::prefill, 0, {context.rank()}, problem});
+        const auto [site, order] = first_use(program, module, tensor == module.bias());
+        faults_.push_back({site, order, Phase::prefill, 0, {context.rank()}, problem});
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "model/error.hpp"
 #include "model/shipped.hpp"
 #include "sharded/plan.hpp"
+#include "sharded/plan_text.hpp"
 
 namespace shardcheck {
 namespace {
@@ -37,7 +38,8 @@ constexpr std::pair<std::string_view, CollectiveStep::Kind> kKinds[] = {
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::string& origin) : text_(text), origin_(origin) {}
+  Parser(std::string_view text, const std::string& origin)
+      : source_(text), origin_(origin), text_(text, origin) {}
 
   Plan parse() {
     Json json;
@@ -54,11 +56,13 @@ class Parser {
         }
         return true;
       };
-      json = Json::parse(text_, unique, true, true);
+      json = Json::parse(source_, unique, true, true);
     } catch (const Json::parse_error& error) {
-      const auto [line, column] = line_column(error.byte == 0 ? 0 : error.byte - 1);
-      throw InputError(fmt::format("{}:{}:{}: not valid JSON (comments are allowed): {}", origin_,
-                                   line, column, strip(error.what())));
+      text_.fail_at(error.byte == 0 ? 0 : error.byte - 1,
+                    "not valid JSON (comments are allowed): " + strip(error.what()));
+    } catch (const Json::exception& error) {
+      throw InputError(fmt::format("{}: a value is out of the range that JSON readers take ({})",
+                                   origin_, error.what()));
     }
     object(json, "the plan");
     Plan plan;
@@ -179,7 +183,8 @@ class Parser {
     for (const auto& [size_text, per_rank] : json.items()) {
       int size = 0;
       for (const char c : size_text) {
-        if (!std::isdigit(static_cast<unsigned char>(c)) || size > 100000) size = -1;
+        if (!std::isdigit(static_cast<unsigned char>(c)) || size > 100000 || size_text[0] == '0')
+          size = -1;
         if (size >= 0) size = size * 10 + (c - '0');
       }
       if (size < 1)
@@ -264,9 +269,21 @@ class Parser {
     } else {
       step.axes = {group};
     }
-    for (const std::string& axis : step.axes) check_axis(axis);
+    if (step.axes.empty()) fail(text, fmt::format("\"{}\" names no mesh axis", text));
+    for (const std::string& axis : step.axes) {
+      check_axis(axis);
+      if (std::count(step.axes.begin(), step.axes.end(), axis) > 1)
+        fail(text, fmt::format("\"{}\" names the axis \"{}\" twice", text, axis));
+    }
+    if (step.kind == CollectiveStep::Kind::all_to_all && of_tokens(step.dim) == of_tokens(step.concat)) {
+      fail(text, fmt::format("\"{}\" splits and joins the same dimension; one is tokens, the other "
+                             "features",
+                             text));
+    }
     return step;
   }
+
+  static bool of_tokens(PlanDim dim) { return dim == PlanDim::tokens || dim == PlanDim::sequence; }
 
   PlanDim activation_dim(const std::string& text, const std::string& step) {
     const PlanDim dim = word(text, kDims, "dimension");
@@ -327,8 +344,10 @@ class Parser {
       fail(where, fmt::format("{} must be an object, not {}", where, json.type_name()));
   }
   std::string string(const Json& json, const std::string& where) {
-    if (!json.is_string())
-      fail(where, fmt::format("{}: expected a string, found {}", where, json.dump()));
+    if (!json.is_string()) {
+      fail(where, fmt::format("{}: expected a string, found {}", where,
+                              json.is_structured() ? json.type_name() : json.dump()));
+    }
     return json.get<std::string>();
   }
   void known(const Json& json, const std::vector<std::string>& keys, const std::string& where) {
@@ -340,18 +359,8 @@ class Parser {
     }
   }
 
-  /// Throws with the place where `token` first stands in the text.
-  [[noreturn]] void fail(const std::string& token, const std::string& message) {
-    const auto at = token.empty() ? std::string_view::npos : text_.find(token);
-    if (at == std::string_view::npos) throw InputError(fmt::format("{}: {}", origin_, message));
-    const auto [line, column] = line_column(at);
-    throw InputError(fmt::format("{}:{}:{}: {}", origin_, line, column, message));
-  }
-  std::pair<std::size_t, std::size_t> line_column(std::size_t offset) const {
-    const std::string_view before = text_.substr(0, std::min(offset, text_.size()));
-    const auto line = static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n')) + 1;
-    const auto newline = before.rfind('\n');
-    return {line, newline == std::string_view::npos ? before.size() + 1 : before.size() - newline};
+  [[noreturn]] void fail(const std::string& token, const std::string& message) const {
+    text_.fail(token, message);
   }
   static std::string strip(std::string_view what) {
     const auto colon = what.find("syntax error");
@@ -368,8 +377,9 @@ class Parser {
     return text;
   }
 
-  std::string_view text_;
+  std::string_view source_;
   const std::string& origin_;
+  PlanText text_;
   std::vector<std::string> axes_;
 };
 

@@ -37,11 +37,13 @@ int group_size(const std::string& word, const std::string& option) {
 
 void ModelArguments::add_to(CLI::App& app) {
   app.add_option(
-      "MODEL", positional,
-      "a directory, a .gguf, a config.json, a shipped model's or config's name, or smollm2");
-  app.add_option("--model", option, "the same, as an option");
+         "MODEL", positional,
+         "a folder with config.json and safetensors, a .gguf, a config.json, a shipped model's "
+         "or config's name, or smollm2")
+      ->type_name("");
+  app.add_option("--model", option, "the same, as an option")->type_name("MODEL");
   app.add_option("--random", random,
-                 "synthetic weights from this seed, for a config without weights")
+                 "synthetic weights from this seed, in place of the model's own if it has any")
       ->type_name("SEED");
   app.add_option("--layers", layers, "keep only the first N layers")->type_name("N");
   app.add_option("--ignore-key", ignored_keys, "go on without this key of config.json (repeatable)")
@@ -76,11 +78,14 @@ std::string ModelArguments::repro() const {
 
 void PlanArguments::add_to(CLI::App& app, const std::string& default_tp) {
   default_tp_ = default_tp;
-  app.add_option("--plan", plan, "a plan file or a shipped plan's name")->capture_default_str();
+  app.add_option("--plan", plan, "a plan file or a shipped plan's name")
+      ->type_name("PLAN")
+      ->capture_default_str();
   app.add_option("--tp", tp,
-                 "group sizes of the plan's one axis, such as 1,2,4 (default " + default_tp + ")")
+                 "sizes of the plan's one axis: how many ranks (default " + default_tp + ")")
       ->type_name("LIST");
-  app.add_option("--mesh", mesh, "sizes of the plan's axes, such as x=2,y=4 (repeatable)")
+  app.add_option("--mesh", mesh,
+                 "sizes of all axes of a plan, such as x=2,y=4 (repeatable: one mesh each)")
       ->type_name("AXES");
 }
 

@@ -46,16 +46,19 @@ int run(const CompareArguments& a) {
 }  // namespace
 
 void add_compare(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("compare",
-                                         "The reference against somebody else's numbers: a golden "
-                                         "file, or per-rank tensors of a sharded run.");
+  CLI::App* command = app.add_subcommand(
+      "compare",
+      "The reference against numbers from elsewhere: a golden file "
+      "of an unsharded run, or the per-rank tensors of a sharded one.");
   const auto a = std::make_shared<CompareArguments>();
   a->model.add_to(*command);
-  command->add_option("--golden", a->golden, "safetensors file of f64 values by module path")
+  command
+      ->add_option("--golden", a->golden,
+                   "safetensors file of module outputs in f64, by module path")
       ->type_name("FILE");
   command
       ->add_option("--candidate", a->candidate,
-                   "folder with manifest.json (shardcheck.taps/1) and a file per rank")
+                   "folder with manifest.json (shardcheck.taps/1) and a safetensors file per rank")
       ->type_name("DIR");
   command->add_flag("--allow-unknown", a->allow_unknown,
                     "count tensors that the model doesn't have, instead of refusing them");

@@ -76,17 +76,25 @@ void add_cost(CLI::App& app, int& exit_code) {
   const auto a = std::make_shared<CostArguments>();
   a->model.add_to(*command);
   a->plan.add_to(*command, "1,2,4,8");
-  command->add_option("--phase", a->phases, "prefill,decode")->type_name("LIST")->capture_default_str();
+  command
+      ->add_option("--phase", a->phases,
+                   "prefill: all tokens of all sequences; decode: one more token of each")
+      ->type_name("LIST")
+      ->default_str(a->phases.front());
   command->add_option("--batch", a->batch, "sequences")->capture_default_str();
   command->add_option("--seq", a->sequence, "tokens per sequence")->capture_default_str();
-  command->add_option("--dtype", a->dtype, "storage dtype")->capture_default_str();
-  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")
+  command->add_option("--dtype", a->dtype, "what weights and activations are stored in")
+      ->type_name("DTYPE")
+      ->capture_default_str();
+  command->add_option("--wire", a->wire, "what reductions send (default: the storage dtype)")
       ->type_name("DTYPE");
-  command->add_option("--gpu", a->gpu, "a GPU file or a shipped GPU's name")->capture_default_str();
+  command->add_option("--gpu", a->gpu, "a GPU file or a shipped GPU's name")
+      ->type_name("GPU")
+      ->capture_default_str();
   command
       ->add_option("--link", a->links,
                    "a link file or a shipped link's name (repeatable; default: all)")
-      ->type_name("NAME");
+      ->type_name("LINK");
   command->add_flag("--force", a->force, "cost a plan that breaks placement rules");
   command->add_option("--json", a->json, "write the report, schema shardcheck.cost/1")
       ->type_name("FILE");

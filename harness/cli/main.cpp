@@ -19,11 +19,16 @@ int main(int argc, char** argv) {
   }
   int exit_code = 0;
   CLI::App app(
-      "Checks that a tensor-parallel transformer is still the same model, and what its "
+      "Checks that a transformer cut over several ranks is still the same model, and says what its "
       "communication costs.",
       "shardcheck");
   app.require_subcommand(1);
   app.set_version_flag("--version", SHARDCHECK_VERSION);
+  app.footer(
+      "\nStart with   shardcheck verify tiny-llama --tp 1,2,3\n"
+      "then         shardcheck verify --help\n"
+      "Exit codes   0 all passed, 1 a check failed, 2 bad usage or bad input, 3 a fault of the "
+      "program");
   shardcheck::cli::add_verify(app, exit_code);
   shardcheck::cli::add_compare(app, exit_code);
   shardcheck::cli::add_cost(app, exit_code);

@@ -94,31 +94,57 @@ void add_verify(CLI::App& app, int& exit_code) {
   const auto a = std::make_shared<VerifyArguments>();
   a->model.add_to(*command);
   a->plan.add_to(*command, "1,2,4");
-  command->add_option("--dtype", a->dtypes, "storage precisions: f64,f32,bf16,fp16")
+  command->add_option("--dtype", a->dtypes, "what weights and activations are stored in")
       ->type_name("LIST")
+      ->default_str(a->dtypes.front());
+  command
+      ->add_option("--phase", a->phases,
+                   "prefill: whole sequences; decode: their last tokens one at a time")
+      ->type_name("LIST")
+      ->default_str(a->phases.front());
+  command->add_option("--tokens", a->tokens, "T, the tokens of the longest sequence")->capture_default_str();
+  command->add_option("--batch", a->batch, "how many sequences: of T, T-1, ... tokens")
       ->capture_default_str();
-  command->add_option("--phase", a->phases, "prefill,decode")->type_name("LIST")->capture_default_str();
-  command->add_option("--tokens", a->tokens, "tokens of the longest sequence")->capture_default_str();
-  command->add_option("--batch", a->batch, "sequences of T, T-1, ... tokens")->capture_default_str();
-  command->add_option("--lengths", a->lengths, "explicit lengths, such as 5,1,17")
+  command
+      ->add_option("--lengths", a->lengths,
+                   "tokens of each sequence, such as 5,1,17, in place of --tokens and --batch")
       ->type_name("LIST");
-  command->add_option("--ids", a->ids, "file of token ids, one sequence a line")->type_name("FILE");
-  command->add_option("--steps", a->steps, "decode steps at the end of each sequence")->capture_default_str();
-  command->add_option("--chunk", a->chunk, "prompt tokens per prefill step; 0: whole prompts")
+  command
+      ->add_option("--ids", a->ids,
+                   "file of token ids, one sequence a line, in place of random ones")
+      ->type_name("FILE");
+  command
+      ->add_option("--steps", a->steps,
+                   "tokens at the end of each sequence that decode takes one by one")
       ->capture_default_str();
-  command->add_option("--wire", a->wire, "dtype of reductions (default: the storage dtype)")
+  command
+      ->add_option("--chunk", a->chunk,
+                   "tokens of each sequence per prefill step; 0: whole sequences")
+      ->capture_default_str();
+  command->add_option("--wire", a->wire, "what reductions send (default: the storage dtype)")
       ->type_name("DTYPE");
   command
       ->add_option("--order", a->order,
-                   "order of sums: ring, tree, one_shot, two_shot, nvls, fixed_tree")
+                   "order in which ranks' terms are summed: ring, tree, one_shot, two_shot, nvls, "
+                   "fixed_tree")
+      ->type_name("WORD")
       ->capture_default_str();
-  command->add_option("--hop", a->hop, "what a running sum is kept in: wire or f32")->capture_default_str();
+  command
+      ->add_option("--hop", a->hop, "what a running sum of ring and tree is kept in: wire or f32")
+      ->type_name("WORD")
+      ->capture_default_str();
   command->add_option("--seed", a->seed, "of the random token ids")->capture_default_str();
-  command->add_option("--device", a->device, "what runs the sharded program")->capture_default_str();
-  command->add_flag("--force", a->force, "run a plan that breaks placement rules");
+  command
+      ->add_option("--device", a->device,
+                   "what runs the sharded program; shardcheck info lists the kinds")
+      ->type_name("KIND")
+      ->capture_default_str();
+  command->add_flag("--force", a->force,
+                    "run a plan that breaks placement rules, to see what that does");
   command
       ->add_option("--dump", a->dump,
-                   "write every rank's values here, one folder per cell if there are several")
+                   "write every rank's values here (shardcheck.taps/1), one folder per cell if "
+                   "there are several")
       ->type_name("DIR");
   command->add_option("--json", a->json, "write the report, schema shardcheck.verify/1")
       ->type_name("FILE");

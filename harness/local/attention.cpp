@@ -6,11 +6,11 @@
 //     + what e^x loses below the accumulator's normal numbers
 // An absolute error of a score is a relative error of its weight; a score of d products is off by about
 // sqrt(d) u_acc scale ||q * k_j||_2, and e^(s - max) rounds its argument.
-#include <algorithm>
-#include <cmath>
+#include <fmt/format.h>
 
 #include <Eigen/Core>
-#include <fmt/format.h>
+#include <algorithm>
+#include <cmath>
 
 #include "harness/local/local_op.hpp"
 
@@ -35,15 +35,17 @@ Strided block(const F64Matrix& x, std::int64_t row, std::int64_t m, std::int64_t
 
 // Queries at positions [first, first + m) of one head against the keys at positions [keys.begin, keys.end); the first
 // output element is (row, col).
-void judge_block(const Strided& q, const Strided& k, const Strided& v, std::int64_t first, const Range& keys,
-                 const Shape& shape, std::int64_t row, std::int64_t col, LocalValue& value) {
+void judge_block(const Strided& q, const Strided& k, const Strided& v, std::int64_t first,
+                 const Range& keys, const Shape& shape, std::int64_t row, std::int64_t col,
+                 LocalValue& value) {
   const double root_d = std::sqrt(static_cast<double>(shape.head_dim));
-  Rows weights = shape.scale * (q * k.transpose());                  // [m, N] scores, then softmax weights
-  const Rows squares = q.cwiseAbs2() * k.cwiseAbs2().transpose();    // [m, N] ||q * k_j||^2
+  Rows weights = shape.scale * (q * k.transpose());  // [m, N] scores, then softmax weights
+  const Rows squares = q.cwiseAbs2() * k.cwiseAbs2().transpose();  // [m, N] ||q * k_j||^2
   Eigen::VectorXd factor(q.rows());
   for (Eigen::Index m = 0; m < q.rows(); ++m) {
     const std::int64_t position = first + m;
-    const std::int64_t begin = shape.window > 0 ? std::max(keys.begin, position - shape.window + 1) : keys.begin;
+    const std::int64_t begin = shape.window > 0 ? std::max(keys.begin, position - shape.window + 1)
+                                                : keys.begin;
     const Eigen::Index from = begin - keys.begin;
     const Eigen::Index seen = std::min(keys.end, position + 1) - begin;
     auto all = weights.row(m);
@@ -64,14 +66,16 @@ void judge_block(const Strided& q, const Strided& k, const Strided& v, std::int6
   const Rows magnitudes = v.cwiseAbs();
   const Rows y = weights * v;
   const Rows a = weights * magnitudes;
-  const Eigen::RowVectorXd lost = shape.lost * static_cast<double>(v.rows()) * magnitudes.colwise().maxCoeff();
+  const Eigen::RowVectorXd lost = shape.lost * static_cast<double>(v.rows()) *
+                                  magnitudes.colwise().maxCoeff();
   Rows rounded = Rows::Zero(y.rows(), y.cols());
-  if (shape.u_weights > 0.0) rounded = shape.u_weights * (weights.cwiseAbs2() * v.cwiseAbs2()).cwiseSqrt();
+  if (shape.u_weights > 0.0)
+    rounded = shape.u_weights * (weights.cwiseAbs2() * v.cwiseAbs2()).cwiseSqrt();
   for (Eigen::Index m = 0; m < y.rows(); ++m) {
     for (Eigen::Index d = 0; d < y.cols(); ++d) {
       value.y(row + m, col + d) = y(m, d);
-      value.budget(row + m, col + d) = shape.u_out * std::abs(y(m, d)) + factor(m) * a(m, d) + lost(d) +
-                                       rounded(m, d) + shape.underflow;
+      value.budget(row + m, col + d) = shape.u_out * std::abs(y(m, d)) + factor(m) * a(m, d) +
+                                       lost(d) + rounded(m, d) + shape.underflow;
     }
   }
 }
@@ -93,15 +97,16 @@ LocalValue local_attention(const LocalCall& call) {
   shape.scale = call.attribute("scale");
   shape.u_out = call.out_roundoff();
   shape.u_acc = call.accumulator_roundoff(Primitive::attention);
-  const bool rounds = call.arithmetic && call.arithmetic(Primitive::attention, call.storage).rounds_softmax_weights;
+  const bool rounds = call.arithmetic &&
+                      call.arithmetic(Primitive::attention, call.storage).rounds_softmax_weights;
   shape.u_weights = rounds ? unit_roundoff(call.storage) : 0.0;
   shape.lost = std::ldexp(1.0, info(accumulate_dtype(call.storage)).min_exponent);
   shape.underflow = call.underflow();
   const std::int64_t d = shape.head_dim;
   LocalValue value;
   if (kv_heads < 1 || heads % kv_heads != 0 || q.cols() != heads * d || k.cols() != kv_heads * d) {
-    value.problem = fmt::format("{} features of q and {} of k are not {} and {} heads of {}", q.cols(), k.cols(),
-                                heads, kv_heads, d);
+    value.problem = fmt::format("{} features of q and {} of k are not {} and {} heads of {}",
+                                q.cols(), k.cols(), heads, kv_heads, d);
     return value;
   }
   value.y = F64Matrix(q.rows(), q.cols());
@@ -118,7 +123,8 @@ LocalValue local_attention(const LocalCall& call) {
         for (std::int64_t at = 0; at < part.count; at += kQueryBlock) {
           const std::int64_t m = std::min(kQueryBlock, part.count - at);
           judge_block(block(q, q_row + at, m, head * d, d), block(k, k_row, n, kv * d, d),
-                      block(v, k_row, n, kv * d, d), part.first + at, visible[s], shape, q_row + at, head * d, value);
+                      block(v, k_row, n, kv * d, d), part.first + at, visible[s], shape, q_row + at,
+                      head * d, value);
         }
       }
       q_row += part.count;

@@ -32,10 +32,10 @@ struct LocalCall {
   DType out = DType::f32;              // dtype of the outputs as they were got
   std::vector<const Step*> steps{};    // the judged steps
   std::vector<const Step*> history{};  // all steps of the run up to the last judged one
-  std::vector<F64Matrix> inputs{};     // whole values as this rank sees them, by input       [rows, features]
-  Ranges weight_rows{};                // rows of the module's weight that this rank holds
-  Ranges columns{};                    // features of the outputs that will be compared; others may be left 0
-  int output = 0;                      // which of the instruction's outputs is asked for
+  std::vector<F64Matrix> inputs{};  // whole values as this rank sees them, by input       [rows, features]
+  Ranges weight_rows{};             // rows of the module's weight that this rank holds
+  Ranges columns{};  // features of the outputs that will be compared; others may be left 0
+  int output = 0;    // which of the instruction's outputs is asked for
 
   /// An attribute of the node; `otherwise` where it has none.
   double attribute(std::string_view name, double otherwise = 0.0) const;

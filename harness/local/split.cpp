@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One section of a fused output (q of q | k | v): a copy, so nothing may differ.
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "harness/local/local_op.hpp"
 

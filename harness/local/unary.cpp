@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An activation on its own. GELU's 1 + tanh cancels for negative x, so its error is relative to x, not to y.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-
-#include <fmt/format.h>
 
 #include "harness/local/local_op.hpp"
 #include "reference/blocks.hpp"

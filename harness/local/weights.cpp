@@ -24,7 +24,9 @@ void round_16_bit(std::span<double> values, const DTypeInfo& format) {
     const double normal = std::bit_cast<double>((bits + half_below + odd) & kept);
     const double subnormal = std::copysign((value + anchor) - anchor, value);
     double rounded = std::abs(value) < min_normal ? subnormal : normal;
-    rounded = std::abs(rounded) > largest ? std::copysign(std::numeric_limits<double>::infinity(), value) : rounded;
+    rounded = std::abs(rounded) > largest
+                  ? std::copysign(std::numeric_limits<double>::infinity(), value)
+                  : rounded;
     value = value == value ? rounded : value;
   }
 }
@@ -33,11 +35,13 @@ void round_16_bit(std::span<double> values, const DTypeInfo& format) {
 
 void round_in_place(std::span<double> values, DType dtype) {
   switch (dtype) {
-    case DType::f64: return;
+    case DType::f64:
+      return;
     case DType::f32:
       for (double& value : values) value = static_cast<double>(static_cast<float>(value));
       return;
-    default: round_16_bit(values, info(dtype));
+    default:
+      round_16_bit(values, info(dtype));
   }
 }
 

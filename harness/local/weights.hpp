@@ -19,7 +19,8 @@ class RoundedWeights {
   RoundedWeights(const Model& model, DType storage) : model_(model), storage_(storage) {}
 
   /// Rows [begin, end) of "X.weight" or "X.bias", row-major.
-  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end, std::span<double> out) const;
+  void read_rows(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                 std::span<double> out) const;
   /// A vector, whole: a bias or a norm's weight.
   std::vector<double> vector(std::string_view tensor) const;
   const Model& model() const { return model_; }

@@ -20,6 +20,7 @@ struct Post {
 /// Empty if all posts belong together; else one sentence that says what differs, with every rank's call and value.
 /// Compared: kind, site, whole shape, dtype, reduction, dimension, partition, root, sequence number; for a send and its
 /// recv the shape and dtype. A defect of one rank's own operands is reported first.
-std::string disagreement(std::span<const Post> posts, std::span<const int> members, const std::string& group);
+std::string disagreement(std::span<const Post> posts, std::span<const int> members,
+                         const std::string& group);
 
 }  // namespace shardcheck

@@ -10,9 +10,13 @@ namespace shardcheck {
 namespace {
 
 std::string_view word(Dim dim) { return dim == Dim::tokens ? "tokens" : "features"; }
-std::int64_t extent(const Tensor& tensor, Dim dim) { return dim == Dim::tokens ? tensor.rows : tensor.cols; }
+std::int64_t extent(const Tensor& tensor, Dim dim) {
+  return dim == Dim::tokens ? tensor.rows : tensor.cols;
+}
 Dim other(Dim dim) { return dim == Dim::tokens ? Dim::features : Dim::tokens; }
-std::string shape(const Tensor& tensor) { return fmt::format("[{}, {}]", tensor.rows, tensor.cols); }
+std::string shape(const Tensor& tensor) {
+  return fmt::format("[{}, {}]", tensor.rows, tensor.cols);
+}
 
 /// Collects the first broken rule of a call.
 class Operands {
@@ -21,20 +25,25 @@ class Operands {
 
   template <typename... Arguments>
   bool require(bool holds, fmt::format_string<Arguments...> rule, Arguments&&... arguments) {
-    if (!holds && call_.defect.empty()) call_.defect = fmt::format(rule, std::forward<Arguments>(arguments)...);
+    if (!holds && call_.defect.empty())
+      call_.defect = fmt::format(rule, std::forward<Arguments>(arguments)...);
     return holds;
   }
 
   bool exist(const Tensor& in, const Tensor& out) {
-    return require(static_cast<bool>(in), "in is no tensor") && require(static_cast<bool>(out), "out is no tensor") &&
-           require(in.dtype == out.dtype, "in is {}, out is {}: both must have the dtype on the wire", name(in.dtype),
+    return require(static_cast<bool>(in), "in is no tensor") &&
+           require(static_cast<bool>(out), "out is no tensor") &&
+           require(in.dtype == out.dtype,
+                   "in is {}, out is {}: both must have the dtype on the wire", name(in.dtype),
                    name(out.dtype));
   }
 
   /// A reduction addresses its operands by flat index.
   bool flat(const Tensor& in, const Tensor& out) {
-    return require(in.contiguous(), "in {} is strided; a reduction needs contiguous tensors", shape(in)) &&
-           require(out.contiguous(), "out {} is strided; a reduction needs contiguous tensors", shape(out));
+    return require(in.contiguous(), "in {} is strided; a reduction needs contiguous tensors",
+                   shape(in)) &&
+           require(out.contiguous(), "out {} is strided; a reduction needs contiguous tensors",
+                   shape(out));
   }
 
   /// Alone in its group a rank may pass one tensor as both; otherwise poisoning out would destroy in.
@@ -46,15 +55,16 @@ class Operands {
   }
 
   bool partition(const Partition& part, Dim dim) {
-    if (!require(part.ranks() == group_.size(), "the partition of {} has {} parts, the group {} has {} ranks",
-                 word(dim), part.ranks(), group_.name, group_.size())) {
+    if (!require(part.ranks() == group_.size(),
+                 "the partition of {} has {} parts, the group {} has {} ranks", word(dim),
+                 part.ranks(), group_.name, group_.size())) {
       return false;
     }
     for (int member = 0; member < part.ranks(); ++member) {
       for (const Range& range : part.of(member)) {
         if (!require(0 <= range.begin && range.begin <= range.end && range.end <= part.extent(),
-                     "the partition of {} gives rank {} the range [{},{}) of {} elements", word(dim),
-                     group_.world_rank(member), range.begin, range.end, part.extent())) {
+                     "the partition of {} gives rank {} the range [{},{}) of {} elements",
+                     word(dim), group_.world_rank(member), range.begin, range.end, part.extent())) {
           return false;
         }
       }
@@ -64,24 +74,25 @@ class Operands {
 
   void is_part(std::string_view which, const Tensor& tensor, Dim dim, const Partition& part) {
     const std::int64_t own = part.size(group_.member);
-    require(extent(tensor, dim) == own, "{} is {}, but this rank's part of {} is {} of {} elements: {}", which,
-            shape(tensor), word(dim), own, part.extent(), to_string(part.of(group_.member)));
+    require(extent(tensor, dim) == own,
+            "{} is {}, but this rank's part of {} is {} of {} elements: {}", which, shape(tensor),
+            word(dim), own, part.extent(), to_string(part.of(group_.member)));
   }
 
   void is_whole(std::string_view which, const Tensor& tensor, Dim dim, const Partition& part) {
-    require(extent(tensor, dim) == part.extent(), "{} is {}, but the whole of {} has {} elements", which,
-            shape(tensor), word(dim), part.extent());
+    require(extent(tensor, dim) == part.extent(), "{} is {}, but the whole of {} has {} elements",
+            which, shape(tensor), word(dim), part.extent());
   }
 
   void same_extent(const Tensor& in, const Tensor& out, Dim dim) {
-    require(extent(in, dim) == extent(out, dim), "in is {}, out is {}: they must have the same {}", shape(in),
-            shape(out), word(dim));
+    require(extent(in, dim) == extent(out, dim), "in is {}, out is {}: they must have the same {}",
+            shape(in), shape(out), word(dim));
   }
 
   /// The member that the caller named, by its index in the group.
   void peer(int index, std::string_view role, bool may_be_self) {
-    if (require(0 <= index && index < group_.size(), "{} {} is not in the group {} of {} ranks", role, index,
-                group_.name, group_.size()) &&
+    if (require(0 <= index && index < group_.size(), "{} {} is not in the group {} of {} ranks",
+                role, index, group_.name, group_.size()) &&
         require(may_be_self || index != group_.member, "{} {} is this rank itself", role, index)) {
       call_.peer_member = index;
       call_.peer = group_.world_rank(index);
@@ -103,7 +114,9 @@ Call new_call(CollectiveKind kind, const Tensor& like, const CallSite& site) {
   return call;
 }
 
-void set_extent(Call& call, Dim dim, std::int64_t size) { (dim == Dim::tokens ? call.rows : call.cols) = size; }
+void set_extent(Call& call, Dim dim, std::int64_t size) {
+  (dim == Dim::tokens ? call.rows : call.cols) = size;
+}
 
 }  // namespace
 
@@ -117,22 +130,22 @@ GroupView group_view(const Mesh& mesh, int rank, const std::vector<int>& axes) {
   return group;
 }
 
-Call all_reduce_call(const GroupView& group, const Tensor& in, const ReduceSpec& spec, const Tensor& out,
-                     const CallSite& site) {
+Call all_reduce_call(const GroupView& group, const Tensor& in, const ReduceSpec& spec,
+                     const Tensor& out, const CallSite& site) {
   Call call = new_call(CollectiveKind::all_reduce, in, site);
   call.reduction = spec;
   call.own_bytes = in.bytes();
   Operands check(call, group);
   if (!check.exist(in, out)) return call;
-  check.require(in.rows == out.rows && in.cols == out.cols, "in is {}, out is {}: they must have one shape",
-                shape(in), shape(out));
+  check.require(in.rows == out.rows && in.cols == out.cols,
+                "in is {}, out is {}: they must have one shape", shape(in), shape(out));
   check.flat(in, out);
   check.distinct(in, out);
   return call;
 }
 
-Call all_gather_call(const GroupView& group, const Tensor& in, Dim dim, const Partition& part, const Tensor& out,
-                     const CallSite& site) {
+Call all_gather_call(const GroupView& group, const Tensor& in, Dim dim, const Partition& part,
+                     const Tensor& out, const CallSite& site) {
   Call call = new_call(CollectiveKind::all_gather, in, site);
   set_extent(call, dim, part.extent());
   call.dim = dim;
@@ -164,8 +177,9 @@ Call reduce_scatter_call(const GroupView& group, const Tensor& in, Dim dim, cons
   return call;
 }
 
-Call all_to_all_call(const GroupView& group, const Tensor& in, Dim split, const Partition& split_part, Dim concat,
-                     const Partition& concat_part, const Tensor& out, const CallSite& site) {
+Call all_to_all_call(const GroupView& group, const Tensor& in, Dim split,
+                     const Partition& split_part, Dim concat, const Partition& concat_part,
+                     const Tensor& out, const CallSite& site) {
   Call call = new_call(CollectiveKind::all_to_all, in, site);
   set_extent(call, concat, concat_part.extent());
   call.dim = split;
@@ -174,10 +188,12 @@ Call all_to_all_call(const GroupView& group, const Tensor& in, Dim split, const 
   call.concat_part = &concat_part;
   call.own_bytes = in.bytes();
   Operands check(call, group);
-  if (!check.exist(in, out) || !check.partition(split_part, split) || !check.partition(concat_part, concat)) {
+  if (!check.exist(in, out) || !check.partition(split_part, split) ||
+      !check.partition(concat_part, concat)) {
     return call;
   }
-  if (!check.require(split != concat, "it splits and concatenates the same dimension, {}", word(split))) return call;
+  if (!check.require(split != concat, "it splits and concatenates the same dimension, {}", word(split)))
+    return call;
   check.is_part("in", in, concat, concat_part);
   check.is_whole("in", in, split, split_part);
   check.is_part("out", out, split, split_part);
@@ -186,7 +202,8 @@ Call all_to_all_call(const GroupView& group, const Tensor& in, Dim split, const 
   return call;
 }
 
-Call broadcast_call(const GroupView& group, const Tensor& in, int root, const Tensor& out, const CallSite& site) {
+Call broadcast_call(const GroupView& group, const Tensor& in, int root, const Tensor& out,
+                    const CallSite& site) {
   Call call = new_call(CollectiveKind::broadcast, out, site);  // only the root's in is read
   call.own_bytes = out.bytes();
   Operands check(call, group);
@@ -194,8 +211,8 @@ Call broadcast_call(const GroupView& group, const Tensor& in, int root, const Te
   if (root != group.member) {
     check.require(static_cast<bool>(out), "out is no tensor");
   } else if (check.exist(in, out)) {
-    check.require(in.rows == out.rows && in.cols == out.cols, "in is {}, out is {}: they must have one shape",
-                  shape(in), shape(out));
+    check.require(in.rows == out.rows && in.cols == out.cols,
+                  "in is {}, out is {}: they must have one shape", shape(in), shape(out));
     check.distinct(in, out);
   }
   return call;

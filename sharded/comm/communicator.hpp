@@ -41,18 +41,20 @@ class Communicator {
   /// out = the whole of which in is this rank's part along `dim`; part[r] are rank r's ranges in the whole. Where
   /// parts overlap (kv heads) the lowest rank's numbers win.                in S(dim)   out R
   /// Payload: the output's bytes.
-  virtual void all_gather(Stream&, const Tensor& in, Dim dim, const Partition& part, const Tensor& out,
-                          const CallSite& site) = 0;
+  virtual void all_gather(Stream&, const Tensor& in, Dim dim, const Partition& part,
+                          const Tensor& out, const CallSite& site) = 0;
   /// out = this rank's part along `dim` of the reduction over ranks of in.  in P [M, D]  out S(dim)
   /// Payload: the input's bytes.
-  virtual void reduce_scatter(Stream&, const Tensor& in, Dim dim, const Partition& part, const ReduceSpec& spec,
-                              const Tensor& out, const CallSite& site) = 0;
+  virtual void reduce_scatter(Stream&, const Tensor& in, Dim dim, const Partition& part,
+                              const ReduceSpec& spec, const Tensor& out, const CallSite& site) = 0;
   /// in is cut along `concat` by concat_part; out is cut along `split` by split_part.
   /// Payload: the whole tensor's bytes.
   virtual void all_to_all(Stream&, const Tensor& in, Dim split, const Partition& split_part, Dim concat,
                           const Partition& concat_part, const Tensor& out, const CallSite& site) = 0;
-  /// out = root's in. Payload: the message.
-  virtual void broadcast(Stream&, const Tensor& in, int root, const Tensor& out, const CallSite& site) = 0;
+  /// out = root's in; only the root's is read. Payload: the message.
+  virtual void broadcast(Stream&, const Tensor& in, int root, const Tensor& out,
+                         const CallSite& site) = 0;
+  /// A message to another member, which receives those of each sender in their order. Waits until it is received.
   virtual void send(Stream&, const Tensor& in, int to, const CallSite& site) = 0;
   virtual void recv(Stream&, const Tensor& out, int from, const CallSite& site) = 0;
 };
@@ -64,12 +66,12 @@ class World {
   virtual const Mesh& mesh() const = 0;
   /// The communicator of `rank` over these axes (indices into mesh().axes). It appends to `ledger`.
   /// A group of one gets a communicator that copies in to out and records nothing.
-  virtual std::unique_ptr<Communicator> group(int rank, const std::vector<int>& axes, Device& device,
-                                              Ledger& ledger) = 0;
+  virtual std::unique_ptr<Communicator> group(int rank, const std::vector<int>& axes,
+                                              Device& device, Ledger& ledger) = 0;
   /// Runs `body(rank)` for every rank and returns when all have ended. A rank that throws wakes all waiting ones;
-  /// the exception that started it is rethrown here, prefixed with the rank. When every live rank waits and no group
-  /// is complete, or a rank has returned while others wait for it, all waiting ranks throw CommError with all call
-  /// sites.
+  /// the exception that started it is rethrown here with its type, "rank 2: " before its message. When every live rank
+  /// waits and no group is complete, or a rank has returned while others wait for it, all waiting ranks throw CommError
+  /// with all call sites; it is rethrown as it is, as is one about ranks that disagree.
   virtual void run(const std::function<void(int rank)>& body) = 0;
 };
 

@@ -10,25 +10,28 @@
 
 namespace shardcheck {
 
-void MemberCommunicator::all_reduce(Stream& stream, const Tensor& in, const ReduceSpec& spec, const Tensor& out,
-                                    const CallSite& site) {
+void MemberCommunicator::all_reduce(Stream& stream, const Tensor& in, const ReduceSpec& spec,
+                                    const Tensor& out, const CallSite& site) {
   submit(stream, all_reduce_call(group_, in, spec, out, site), in, out);
 }
 
-void MemberCommunicator::all_gather(Stream& stream, const Tensor& in, Dim dim, const Partition& part,
-                                    const Tensor& out, const CallSite& site) {
+void MemberCommunicator::all_gather(Stream& stream, const Tensor& in, Dim dim,
+                                    const Partition& part, const Tensor& out, const CallSite& site) {
   submit(stream, all_gather_call(group_, in, dim, part, out, site), in, out);
 }
 
-void MemberCommunicator::reduce_scatter(Stream& stream, const Tensor& in, Dim dim, const Partition& part,
-                                        const ReduceSpec& spec, const Tensor& out, const CallSite& site) {
+void MemberCommunicator::reduce_scatter(Stream& stream, const Tensor& in, Dim dim,
+                                        const Partition& part, const ReduceSpec& spec,
+                                        const Tensor& out, const CallSite& site) {
   submit(stream, reduce_scatter_call(group_, in, dim, part, spec, out, site), in, out);
 }
 
-void MemberCommunicator::all_to_all(Stream& stream, const Tensor& in, Dim split, const Partition& split_part,
-                                    Dim concat, const Partition& concat_part, const Tensor& out,
+void MemberCommunicator::all_to_all(Stream& stream, const Tensor& in, Dim split,
+                                    const Partition& split_part, Dim concat,
+                                    const Partition& concat_part, const Tensor& out,
                                     const CallSite& site) {
-  submit(stream, all_to_all_call(group_, in, split, split_part, concat, concat_part, out, site), in, out);
+  submit(stream, all_to_all_call(group_, in, split, split_part, concat, concat_part, out, site), in,
+         out);
 }
 
 void MemberCommunicator::broadcast(Stream& stream, const Tensor& in, int root, const Tensor& out,
@@ -60,7 +63,8 @@ void MemberCommunicator::submit(Stream& stream, Call call, const Tensor& in, con
 
 void MemberCommunicator::require_sound(const Call& call) const {
   if (call.defect.empty()) return;
-  throw CommError(fmt::format("{} over {}: operands that don't fit: {}", describe(call), group_.name, call.defect));
+  throw CommError(fmt::format("{} over {}: operands that don't fit: {}", describe(call),
+                              group_.name, call.defect));
 }
 
 namespace {

@@ -19,13 +19,14 @@ class MemberCommunicator : public Communicator {
 
   void all_reduce(Stream& stream, const Tensor& in, const ReduceSpec& spec, const Tensor& out,
                   const CallSite& site) final;
-  void all_gather(Stream& stream, const Tensor& in, Dim dim, const Partition& part, const Tensor& out,
-                  const CallSite& site) final;
-  void reduce_scatter(Stream& stream, const Tensor& in, Dim dim, const Partition& part, const ReduceSpec& spec,
-                      const Tensor& out, const CallSite& site) final;
+  void all_gather(Stream& stream, const Tensor& in, Dim dim, const Partition& part,
+                  const Tensor& out, const CallSite& site) final;
+  void reduce_scatter(Stream& stream, const Tensor& in, Dim dim, const Partition& part,
+                      const ReduceSpec& spec, const Tensor& out, const CallSite& site) final;
   void all_to_all(Stream& stream, const Tensor& in, Dim split, const Partition& split_part, Dim concat,
                   const Partition& concat_part, const Tensor& out, const CallSite& site) final;
-  void broadcast(Stream& stream, const Tensor& in, int root, const Tensor& out, const CallSite& site) final;
+  void broadcast(Stream& stream, const Tensor& in, int root, const Tensor& out,
+                 const CallSite& site) final;
   void send(Stream& stream, const Tensor& in, int to, const CallSite& site) final;
   void recv(Stream& stream, const Tensor& out, int from, const CallSite& site) final;
 

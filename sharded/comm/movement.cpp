@@ -26,7 +26,11 @@ Tensor range_of(const Tensor& tensor, Dim dim, std::int64_t begin, std::int64_t 
 }  // namespace
 
 Movement::Movement(Device& device, Stream& stream, std::span<const Post> posts)
-    : device_(device), stream_(stream), posts_(posts), call_(posts[0].call), shares_(static_cast<int>(posts.size())) {
+    : device_(device),
+      stream_(stream),
+      posts_(posts),
+      call_(posts[0].call),
+      shares_(static_cast<int>(posts.size())) {
   for (const Post& post : posts) {
     in_.push_back(post.in);
     out_.push_back(post.out);
@@ -45,14 +49,20 @@ void Movement::carry_out(int share) {
   const auto own = static_cast<std::size_t>(share);
   if (call_.kind == CollectiveKind::all_reduce) return all_reduce(share);
   switch (posts_[own].call.kind) {
-    case CollectiveKind::all_reduce: return;
-    case CollectiveKind::reduce_scatter: return reduce_scatter(share);
-    case CollectiveKind::all_gather: return all_gather(share);
-    case CollectiveKind::all_to_all: return all_to_all(share);
+    case CollectiveKind::all_reduce:
+      return;
+    case CollectiveKind::reduce_scatter:
+      return reduce_scatter(share);
+    case CollectiveKind::all_gather:
+      return all_gather(share);
+    case CollectiveKind::all_to_all:
+      return all_to_all(share);
     case CollectiveKind::broadcast:
       return device_.copy(stream_, in_[static_cast<std::size_t>(call_.peer_member)], out_[own]);
-    case CollectiveKind::send: return;
-    case CollectiveKind::recv: return device_.copy(stream_, in_[1 - own], out_[own]);
+    case CollectiveKind::send:
+      return;
+    case CollectiveKind::recv:
+      return device_.copy(stream_, in_[1 - own], out_[own]);
   }
 }
 
@@ -83,7 +93,8 @@ void Movement::reduce_scatter(int member) {
   const Ranges& ranges = call_.part->of(member);
   const bool by_rows = call_.dim == Dim::tokens;
   const std::int64_t stretches = by_rows ? 1 : call_.rows;
-  const std::int64_t unit = by_rows ? call_.cols : 1;  // elements of the flat whole per index of the cut dimension
+  const std::int64_t unit = by_rows ? call_.cols
+                                    : 1;  // elements of the flat whole per index of the cut dimension
   std::int64_t filled = 0;
   for (std::int64_t i = 0; i < stretches; ++i) {
     for (const Range& range : ranges) {

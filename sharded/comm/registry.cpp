@@ -10,7 +10,8 @@ namespace shardcheck {
 std::unique_ptr<World> WorldRegistry::make(const std::string& kind, const Mesh& mesh) const {
   const auto found = factories_.find(kind);
   if (found == factories_.end()) {
-    throw InputError(fmt::format("'{}' is no kind of communicator; there are {}", kind, fmt::join(kinds(), ", ")));
+    throw InputError(fmt::format("'{}' is no kind of communicator; there are {}", kind,
+                                 fmt::join(kinds(), ", ")));
   }
   return found->second(mesh);
 }

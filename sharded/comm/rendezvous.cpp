@@ -32,7 +32,8 @@ Rendezvous::Rendezvous(int ranks)
     : cores_(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
       ranks_(static_cast<std::size_t>(ranks)) {}
 
-std::shared_ptr<Meeting> Rendezvous::meeting(const std::string& group, const std::vector<int>& members, bool pair) {
+std::shared_ptr<Meeting> Rendezvous::meeting(const std::string& group,
+                                             const std::vector<int>& members, bool pair) {
   const Lock lock(mutex_);
   std::shared_ptr<Meeting>& found = (pair ? pairs_ : groups_)[{group, members}];
   if (!found) {
@@ -184,7 +185,8 @@ void Rendezvous::close(Meeting& meeting) {
 
 void Rendezvous::begin() {
   const Lock lock(mutex_);
-  if (ranks_[0].state != State::idle) throw std::logic_error("World::run was called during a run of the same world");
+  if (ranks_[0].state != State::idle)
+    throw std::logic_error("World::run was called during a run of the same world");
   ++run_;
   for (Rank& rank : ranks_) {
     rank.state = State::running;
@@ -241,7 +243,8 @@ void Rendezvous::stop(int rank, std::exception_ptr exception) {
 
 void Rendezvous::throw_stopped(const Call& call) const {
   if (cause_rank_ < 0) throw CommError(stop_text_);
-  throw CommError(fmt::format("{}: stopped, because rank {} failed: {}", describe(call), cause_rank_, stop_text_));
+  throw CommError(fmt::format("{}: stopped, because rank {} failed: {}", describe(call),
+                              cause_rank_, stop_text_));
 }
 
 std::vector<int> Rendezvous::missing(const Meeting& meeting) const {
@@ -255,7 +258,8 @@ std::vector<int> Rendezvous::missing(const Meeting& meeting) const {
 void Rendezvous::stop_if_stuck() {
   if (stopped_ || waiting_ == 0) return;
   std::string why;
-  if (waiting_ + ended_ == static_cast<int>(ranks_.size())) why = "every live rank waits and no group is complete";
+  if (waiting_ + ended_ == static_cast<int>(ranks_.size()))
+    why = "every live rank waits and no group is complete";
   if (ended_ > 0) {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (ranks_[i].state != State::waiting) continue;
@@ -266,9 +270,9 @@ void Rendezvous::stop_if_stuck() {
     }
   }
   if (why.empty()) return;
-  stop(-1, std::make_exception_ptr(
-               CommError(fmt::format("deadlock: {}: {}. Every rank must issue the same collectives in the same order.",
-                                     why, everybody()))));
+  stop(-1, std::make_exception_ptr(CommError(fmt::format(
+               "deadlock: {}: {}. Every rank must issue the same collectives in the same order.",
+               why, everybody()))));
 }
 
 std::string Rendezvous::everybody() const {
@@ -284,7 +288,8 @@ std::string Rendezvous::everybody() const {
                           others.empty() ? "its peers to finish" : ranks_text(others));
     } else {
       line += rank.state == State::ended ? "has returned" : "is running";
-      line += rank.called ? ", its last call was " + describe(rank.last_call) : " and has called nothing";
+      line += rank.called ? ", its last call was " + describe(rank.last_call)
+                          : " and has called nothing";
     }
     lines.push_back(std::move(line));
   }

@@ -25,7 +25,7 @@ struct Meeting {
   std::vector<Post> posts;   // by member
   std::vector<bool> present;
   int arrived = 0;
-  int working = 0;  // members that are reading and writing peers' tensors
+  int working = 0;                  // members that are reading and writing peers' tensors
   std::atomic<int> next_share = 0;  // of the movement
 };
 
@@ -38,7 +38,8 @@ class Rendezvous {
 
   /// The table of these members; one per axes and members, made on first use. `pair`: for sends of the first member to
   /// the second.
-  std::shared_ptr<Meeting> meeting(const std::string& group, const std::vector<int>& members, bool pair);
+  std::shared_ptr<Meeting> meeting(const std::string& group, const std::vector<int>& members,
+                                   bool pair);
 
   /// Waits for all members, checks that their calls agree, and returns when the data has moved. The last to arrive
   /// moves it, with as many others as there is work and are cores for: the rest sleep until it is done. Before posting

@@ -43,6 +43,8 @@ class SoloWorld final : public World {
 
 }  // namespace
 
-std::unique_ptr<World> make_solo_world(const Mesh& mesh) { return std::make_unique<SoloWorld>(mesh); }
+std::unique_ptr<World> make_solo_world(const Mesh& mesh) {
+  return std::make_unique<SoloWorld>(mesh);
+}
 
 }  // namespace shardcheck

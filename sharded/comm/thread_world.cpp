@@ -12,7 +12,8 @@ namespace {
 
 class ThreadCommunicator final : public MemberCommunicator {
  public:
-  ThreadCommunicator(GroupView group, Device& device, Ledger& ledger, std::shared_ptr<Rendezvous> rendezvous)
+  ThreadCommunicator(GroupView group, Device& device, Ledger& ledger,
+                     std::shared_ptr<Rendezvous> rendezvous)
       : MemberCommunicator(std::move(group), device, ledger),
         rendezvous_(std::move(rendezvous)),
         meeting_(rendezvous_->meeting(this->group().name, this->group().members, false)) {}
@@ -25,11 +26,13 @@ class ThreadCommunicator final : public MemberCommunicator {
     }
     post.call.sequence = calls_++;
     const int peer = post.call.peer;
-    if (!post.call.pairwise()) return rendezvous_->meet(*meeting_, rank(), device(), stream, std::move(post));
+    if (!post.call.pairwise())
+      return rendezvous_->meet(*meeting_, rank(), device(), stream, std::move(post));
     if (peer < 0) require_sound(post.call);  // nobody to meet
     const int self = group().world_rank(rank());
     const bool sends = post.call.kind == CollectiveKind::send;
-    const auto pair = rendezvous_->meeting(group().name, {sends ? self : peer, sends ? peer : self}, true);
+    const auto pair = rendezvous_->meeting(group().name, {sends ? self : peer, sends ? peer : self},
+                                           true);
     rendezvous_->meet(*pair, sends ? 0 : 1, device(), stream, std::move(post));
   }
 
@@ -40,7 +43,8 @@ class ThreadCommunicator final : public MemberCommunicator {
 
 class ThreadWorld final : public World {
  public:
-  explicit ThreadWorld(const Mesh& mesh) : mesh_(mesh), rendezvous_(std::make_shared<Rendezvous>(mesh.ranks())) {}
+  explicit ThreadWorld(const Mesh& mesh)
+      : mesh_(mesh), rendezvous_(std::make_shared<Rendezvous>(mesh.ranks())) {}
 
   const Mesh& mesh() const override { return mesh_; }
 
@@ -83,6 +87,8 @@ class ThreadWorld final : public World {
 
 }  // namespace
 
-std::unique_ptr<World> make_thread_world(const Mesh& mesh) { return std::make_unique<ThreadWorld>(mesh); }
+std::unique_ptr<World> make_thread_world(const Mesh& mesh) {
+  return std::make_unique<ThreadWorld>(mesh);
+}
 
 }  // namespace shardcheck

@@ -36,7 +36,8 @@ std::string stopped(Ranks& ranks, const std::function<void(Rank&)>& body) {
 void all_reduce(Rank& rank, const std::string& site, const std::vector<std::string>& axes = {"tp"},
                 std::int64_t rows = 2) {
   const Tensor out = rank.empty(DType::f32, rows, 8);
-  rank.over(axes)->all_reduce(rank.stream(), rank.put(varied(DType::f32, rows, 8, 1)), {}, out, at(site));
+  rank.over(axes)->all_reduce(rank.stream(), rank.put(varied(DType::f32, rows, 8, 1)), {}, out,
+                              at(site));
 }
 
 TEST(Deadlock, RanksCallInDifferentOrder) {
@@ -52,15 +53,18 @@ TEST(Deadlock, RanksCallInDifferentOrder) {
 
 TEST(Deadlock, OneRankReturnsEarly) {
   Ranks ranks(2);
-  EXPECT_THAT(stopped<CommError>(ranks,
-                                 [](Rank& rank) {
-                                   all_reduce(rank, "layers.0.o_proj");
-                                   if (rank.index == 0) all_reduce(rank, "layers.0.down_proj");
-                                 }),
-              AllOf(HasSubstr("deadlock: rank 1 has returned while rank 0 waits for it"),
-                    HasSubstr("rank 0 waits in all_reduce [2, 8] f32 at layers.0.down_proj (prefill step 0) over tp for "
-                              "rank 1"),
-                    HasSubstr("rank 1 has returned, its last call was all_reduce [2, 8] f32 at layers.0.o_proj")));
+  EXPECT_THAT(
+      stopped<CommError>(ranks,
+                         [](Rank& rank) {
+                           all_reduce(rank, "layers.0.o_proj");
+                           if (rank.index == 0) all_reduce(rank, "layers.0.down_proj");
+                         }),
+      AllOf(
+          HasSubstr("deadlock: rank 1 has returned while rank 0 waits for it"),
+          HasSubstr("rank 0 waits in all_reduce [2, 8] f32 at layers.0.down_proj (prefill step 0) "
+                    "over tp for rank 1"),
+          HasSubstr(
+              "rank 1 has returned, its last call was all_reduce [2, 8] f32 at layers.0.o_proj")));
 }
 
 // Rank 2 computes until the waiting ranks have been told: they may not have to wait for its end.
@@ -87,15 +91,20 @@ TEST(Deadlock, AnEarlyReturnIsSeenWhileOthersStillRun) {
 
 TEST(Deadlock, RanksWaitInDifferentGroups) {
   Ranks ranks(Mesh{{{"dp", 2}, {"tp", 2}}});
-  EXPECT_THAT(stopped<CommError>(ranks,
-                                 [](Rank& rank) {
-                                   const bool first = rank.index == 0 || rank.index == 3;
-                                   all_reduce(rank, first ? "loss" : "norm", {first ? "dp" : "tp"});
-                                 }),
-              AllOf(HasSubstr("every live rank waits and no group is complete"),
-                    HasSubstr("rank 0 waits in all_reduce [2, 8] f32 at loss (prefill step 0) over dp for rank 2"),
-                    HasSubstr("rank 1 waits in all_reduce [2, 8] f32 at norm (prefill step 0) over tp for rank 0"),
-                    HasSubstr("rank 3 waits in all_reduce [2, 8] f32 at loss (prefill step 0) over dp for rank 1")));
+  EXPECT_THAT(
+      stopped<CommError>(ranks,
+                         [](Rank& rank) {
+                           const bool first = rank.index == 0 || rank.index == 3;
+                           all_reduce(rank, first ? "loss" : "norm", {first ? "dp" : "tp"});
+                         }),
+      AllOf(
+          HasSubstr("every live rank waits and no group is complete"),
+          HasSubstr(
+              "rank 0 waits in all_reduce [2, 8] f32 at loss (prefill step 0) over dp for rank 2"),
+          HasSubstr(
+              "rank 1 waits in all_reduce [2, 8] f32 at norm (prefill step 0) over tp for rank 0"),
+          HasSubstr("rank 3 waits in all_reduce [2, 8] f32 at loss (prefill step 0) over dp for "
+                    "rank 1")));
 }
 
 TEST(Deadlock, BothSendFirst) {
@@ -103,7 +112,8 @@ TEST(Deadlock, BothSendFirst) {
   EXPECT_THAT(stopped<CommError>(ranks,
                                  [](Rank& rank) {
                                    const Tensor value = rank.put(varied(DType::f32, 1, 4, 1));
-                                   rank.over()->send(rank.stream(), value, 1 - rank.index, at("layers.1"));
+                                   rank.over()->send(rank.stream(), value, 1 - rank.index,
+                                                     at("layers.1"));
                                  }),
               AllOf(HasSubstr("rank 0 waits in send to rank 1 [1, 4] f32 at layers.1"),
                     HasSubstr("rank 1 waits in send to rank 0")));
@@ -114,9 +124,11 @@ TEST(Deadlock, ACollectiveDoesNotMeetAMessage) {
   EXPECT_THAT(stopped<CommError>(ranks,
                                  [](Rank& rank) {
                                    if (rank.index == 0) return all_reduce(rank, "norm");
-                                   rank.over()->recv(rank.stream(), rank.empty(DType::f32, 2, 8), 0, at("layers.1"));
+                                   rank.over()->recv(rank.stream(), rank.empty(DType::f32, 2, 8), 0,
+                                                     at("layers.1"));
                                  }),
-              AllOf(HasSubstr("rank 0 waits in all_reduce"), HasSubstr("rank 1 waits in recv from rank 0")));
+              AllOf(HasSubstr("rank 0 waits in all_reduce"),
+                    HasSubstr("rank 1 waits in recv from rank 0")));
 }
 
 // The ranks that were waiting get an error too, which names their own call and the rank that failed.
@@ -135,8 +147,10 @@ TEST(Failure, OfOneRankWakesTheOthers) {
   });
   EXPECT_EQ(message, "rank 2: layers.1: a weight is NaN");
   for (const std::size_t rank : {0u, 1u, 3u}) {
-    EXPECT_EQ(seen[rank], "all_reduce [2, 8] f32 at down_proj (prefill step 0): stopped, because rank 2 failed: "
-                          "layers.1: a weight is NaN");
+    EXPECT_EQ(
+        seen[rank],
+        "all_reduce [2, 8] f32 at down_proj (prefill step 0): stopped, because rank 2 failed: "
+        "layers.1: a weight is NaN");
   }
 }
 
@@ -168,7 +182,8 @@ TEST(Failure, DuringTheWork) {
     EXPECT_THAT(stopped<ShapeError>(ranks,
                                     [&](Rank& rank) {
                                       const Tensor in = rank.empty(DType::i64, rows, 16);
-                                      rank.over()->all_reduce(rank.stream(), in, {}, rank.empty(DType::i64, rows, 16),
+                                      rank.over()->all_reduce(rank.stream(), in, {},
+                                                              rank.empty(DType::i64, rows, 16),
                                                               at("ids"));
                                     }),
                 AllOf(StartsWith("rank "), HasSubstr("reduce_n")));
@@ -194,7 +209,8 @@ TEST(Failure, AtAnyMomentEndsTheRun) {
     EXPECT_EQ(stopped<InputError>(ranks,
                                   [&](Rank& rank) {
                                     for (int i = 0; i < 10; ++i) {
-                                      if (rank.index == round % 6 && i == round % 10) throw InputError("now");
+                                      if (rank.index == round % 6 && i == round % 10)
+                                        throw InputError("now");
                                       all_reduce(rank, "a", {"tp"}, 4000);
                                       all_reduce(rank, "b", {"dp"}, 4);
                                     }
@@ -225,9 +241,10 @@ TEST(World, RefusesToMeetOutsideOfRun) {
 
 TEST(World, RefusesARunInsideOfARun) {
   Ranks ranks(2);
-  EXPECT_THAT(stopped<std::logic_error>(ranks, [&](Rank& rank) {
-                if (rank.index == 1) ranks.run([](Rank&) {});
-              }),
+  EXPECT_THAT(stopped<std::logic_error>(ranks,
+                                        [&](Rank& rank) {
+                                          if (rank.index == 1) ranks.run([](Rank&) {});
+                                        }),
               HasSubstr("World::run was called during a run"));
 }
 

@@ -15,21 +15,26 @@ using ::testing::HasSubstr;
 void call_everything(Rank& rank, Communicator& tp) {
   const Partition features = Partition::balanced(8, 3);
   const Partition tokens = Partition::balanced(5, 3);
-  const auto make = [&](std::int64_t rows, std::int64_t cols) { return rank.put(varied(DType::bf16, rows, cols, 1)); };
+  const auto make = [&](std::int64_t rows, std::int64_t cols) {
+    return rank.put(varied(DType::bf16, rows, cols, 1));
+  };
   const std::int64_t own_features = features.size(tp.rank()), own_tokens = tokens.size(tp.rank());
   Stream& stream = rank.stream();
-  tp.all_reduce(stream, make(5, 8), {ReduceOp::sum, ReduceOrder::tree, HopRounding::f32}, make(5, 8), at("a"));
+  tp.all_reduce(stream, make(5, 8), {ReduceOp::sum, ReduceOrder::tree, HopRounding::f32},
+                make(5, 8), at("a"));
   tp.all_gather(stream, make(5, own_features), Dim::features, features, make(5, 8), at("b"));
-  tp.reduce_scatter(stream, make(5, 8), Dim::tokens, tokens, {}, make(own_tokens, 8), at("c", Phase::decode, 4));
-  tp.all_to_all(stream, make(own_tokens, 8), Dim::features, features, Dim::tokens, tokens, make(5, own_features),
-                at("d"));
+  tp.reduce_scatter(stream, make(5, 8), Dim::tokens, tokens, {}, make(own_tokens, 8),
+                    at("c", Phase::decode, 4));
+  tp.all_to_all(stream, make(own_tokens, 8), Dim::features, features, Dim::tokens, tokens,
+                make(5, own_features), at("d"));
   tp.broadcast(stream, make(5, 8), 1, make(5, 8), at("e"));
   tp.all_reduce(stream, make(0, 8), {}, make(0, 8), at("f"));
   if (tp.rank() == 0) tp.send(stream, make(2, 8), 2, at("g"));
   if (tp.rank() == 2) tp.recv(stream, make(2, 8), 0, at("g"));
 }
 
-LedgerRecord record(const std::string& what, const std::string& site, std::int64_t payload, std::int64_t own) {
+LedgerRecord record(const std::string& what, const std::string& site, std::int64_t payload,
+                    std::int64_t own) {
   LedgerRecord expected;
   expected.kind = LedgerRecord::Kind::collective;
   expected.site = site;
@@ -72,7 +77,8 @@ TEST(LedgerOfCollectives, IsTheSameAloneAndWithoutValues) {
       Ranks ranks(Mesh{{{"tp", 3}}}, device, world);
       ranks.run([](Rank& rank) { call_everything(rank, *rank.over()); });
       for (int rank = 0; rank < 3; ++rank) {
-        EXPECT_EQ(ranks.ledgers[static_cast<std::size_t>(rank)], expected_ledger(rank)) << world << " on " << device;
+        EXPECT_EQ(ranks.ledgers[static_cast<std::size_t>(rank)], expected_ledger(rank))
+            << world << " on " << device;
       }
     }
   }
@@ -101,12 +107,14 @@ TEST(SoloWorld, ChecksOperandsAndNamesTheRank) {
     ranks.run([](Rank& rank) {
       const Partition part = Partition::balanced(9, 2);
       const Tensor in = rank.empty(DType::f32, 2, 5);  // right on rank 0 only
-      rank.over()->all_gather(rank.stream(), in, Dim::features, part, rank.empty(DType::f32, 2, 9), at("lm_head"));
+      rank.over()->all_gather(rank.stream(), in, Dim::features, part, rank.empty(DType::f32, 2, 9),
+                              at("lm_head"));
     });
     FAIL() << "rank 1's part has 4 elements";
   } catch (const CommError& error) {
     EXPECT_STREQ(error.what(),
-                 "rank 1: all_gather [2, 9] f32 at lm_head (prefill step 0) over tp: operands that don't fit: in is "
+                 "rank 1: all_gather [2, 9] f32 at lm_head (prefill step 0) over tp: operands that "
+                 "don't fit: in is "
                  "[2, 5], but this rank's part of features is 4 of 9 elements: [5,9)");
   }
 }
@@ -128,7 +136,8 @@ TEST(WorldRegistry, NamesTheKindsThereAre) {
     worlds.make("carrier pigeons", Mesh{{{"tp", 2}}});
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "'carrier pigeons' is no kind of communicator; there are solo, threads");
+    EXPECT_STREQ(error.what(),
+                 "'carrier pigeons' is no kind of communicator; there are solo, threads");
   }
 }
 

@@ -9,7 +9,8 @@
 namespace shardcheck::testing {
 namespace {
 
-PerRank gather(int size, const PerRank& parts, Dim dim, const Partition& part, std::int64_t rows, std::int64_t cols) {
+PerRank gather(int size, const PerRank& parts, Dim dim, const Partition& part, std::int64_t rows,
+               std::int64_t cols) {
   Ranks ranks(size);
   PerRank results(parts.size());
   ranks.run([&](Rank& rank) {
@@ -27,7 +28,8 @@ void expect_gathers(Dim dim, const Partition& part, std::int64_t other_extent) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const HostTensor whole = varied(dtype, rows, cols, 3);
     PerRank parts;
-    for (int rank = 0; rank < part.ranks(); ++rank) parts.push_back(part_of(whole, dim, part.of(rank)));
+    for (int rank = 0; rank < part.ranks(); ++rank)
+      parts.push_back(part_of(whole, dim, part.of(rank)));
     for (const HostTensor& result : gather(part.ranks(), parts, dim, part, rows, cols)) {
       EXPECT_TRUE(result.bitwise_equal(whole)) << name(dtype);
     }
@@ -72,7 +74,8 @@ TEST(AllGather, LowestOwnerWinsWherePartsOverlap) {
 TEST(AllGather, WhatNobodyFillsIsPoison) {
   const Partition part(6, {{{0, 2}}, {{4, 6}}});
   const HostTensor whole = varied(DType::bf16, 2, 6, 8);
-  const PerRank parts = {part_of(whole, Dim::features, part.of(0)), part_of(whole, Dim::features, part.of(1))};
+  const PerRank parts = {part_of(whole, Dim::features, part.of(0)),
+                         part_of(whole, Dim::features, part.of(1))};
   for (const HostTensor& result : gather(2, parts, Dim::features, part, 2, 6)) {
     for (std::int64_t i = 0; i < 12; ++i) {
       const bool hole = i % 6 == 2 || i % 6 == 3;
@@ -111,10 +114,12 @@ TEST(AllToAll, ExchangesUnevenParts) {
       const Tensor heads = rank.empty(DType::bf16, tokens, by_feature.size(rank.index));
       const Tensor back = rank.empty(DType::bf16, by_token.size(rank.index), 40);
       const auto tp = rank.over();
-      tp->all_to_all(rank.stream(), rank.put(mine), Dim::features, by_feature, Dim::tokens, by_token, heads,
-                     at("q_proj"));
-      EXPECT_TRUE(rank.get(heads).bitwise_equal(part_of(whole, Dim::features, by_feature.of(rank.index))));
-      tp->all_to_all(rank.stream(), heads, Dim::tokens, by_token, Dim::features, by_feature, back, at("attn"));
+      tp->all_to_all(rank.stream(), rank.put(mine), Dim::features, by_feature, Dim::tokens,
+                     by_token, heads, at("q_proj"));
+      EXPECT_TRUE(
+          rank.get(heads).bitwise_equal(part_of(whole, Dim::features, by_feature.of(rank.index))));
+      tp->all_to_all(rank.stream(), heads, Dim::tokens, by_token, Dim::features, by_feature, back,
+                     at("attn"));
       EXPECT_TRUE(rank.get(back).bitwise_equal(mine));
     });
   }
@@ -125,10 +130,12 @@ TEST(Broadcast, GivesTheRootsValueToAll) {
     for (const std::int64_t rows : {2, 600}) {
       Ranks ranks(3);
       ranks.run([&](Rank& rank) {
-        const Tensor in = rank.put(varied(DType::f16, rows, 300, static_cast<std::uint64_t>(rank.index)));
+        const Tensor in = rank.put(
+            varied(DType::f16, rows, 300, static_cast<std::uint64_t>(rank.index)));
         const Tensor out = rank.empty(DType::f16, rows, 300);
         rank.over()->broadcast(rank.stream(), in, root, out, at("embed_tokens"));
-        EXPECT_TRUE(rank.get(out).bitwise_equal(varied(DType::f16, rows, 300, static_cast<std::uint64_t>(root))));
+        EXPECT_TRUE(rank.get(out).bitwise_equal(
+            varied(DType::f16, rows, 300, static_cast<std::uint64_t>(root))));
       });
     }
   }
@@ -197,7 +204,8 @@ TEST(GroupOfOne, CopiesOrDoesNothing) {
     tp->all_reduce(rank.stream(), in, {}, outs[0], at("a"));
     tp->all_gather(rank.stream(), in, Dim::features, part, outs[1], at("b"));
     tp->reduce_scatter(rank.stream(), in, Dim::features, part, {}, outs[2], at("c"));
-    tp->all_to_all(rank.stream(), in, Dim::features, part, Dim::tokens, Partition(3, {{{0, 3}}}), outs[3], at("d"));
+    tp->all_to_all(rank.stream(), in, Dim::features, part, Dim::tokens, Partition(3, {{{0, 3}}}),
+                   outs[3], at("d"));
     tp->broadcast(rank.stream(), in, 0, outs[4], at("e"));
     for (const Tensor& out : outs) EXPECT_TRUE(rank.get(out).bitwise_equal(value));
     tp->all_reduce(rank.stream(), in, {}, in, at("f"));
@@ -239,7 +247,8 @@ TEST_P(Stress, ReusedBuffersStayRight) {
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(GroupSizes, Stress, ::testing::Values(4, 16), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(GroupSizes, Stress, ::testing::Values(4, 16),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace shardcheck::testing

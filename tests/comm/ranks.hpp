@@ -32,7 +32,9 @@ class Rank {
     for (const std::string& axis : axes) indices.push_back(world_.mesh().axis_index(axis));
     return world_.group(index, indices, device_, ledger_);
   }
-  Tensor empty(DType dtype, std::int64_t rows, std::int64_t cols) { return device_.allocate(dtype, rows, cols); }
+  Tensor empty(DType dtype, std::int64_t rows, std::int64_t cols) {
+    return device_.allocate(dtype, rows, cols);
+  }
   Tensor put(const HostTensor& host) {
     Tensor tensor = device_.allocate(host.dtype(), host.rows(), host.cols());
     if (device_.has_values()) device_.upload(*stream_, host, tensor);

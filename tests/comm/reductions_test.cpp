@@ -13,16 +13,20 @@
 namespace shardcheck::testing {
 namespace {
 
-constexpr ReduceOrder kOrders[] = {ReduceOrder::ring,     ReduceOrder::tree, ReduceOrder::one_shot,
-                                   ReduceOrder::two_shot, ReduceOrder::nvls, ReduceOrder::fixed_tree};
+constexpr ReduceOrder kOrders[] = {ReduceOrder::ring,     ReduceOrder::tree,
+                                   ReduceOrder::one_shot, ReduceOrder::two_shot,
+                                   ReduceOrder::nvls,     ReduceOrder::fixed_tree};
 constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
 double rounded(DType dtype, double value) {
   const auto narrow = static_cast<float>(value);
   switch (dtype) {
-    case DType::bf16: return bf16_to_f32(f32_to_bf16(narrow));
-    case DType::f16: return f16_to_f32(f32_to_f16(narrow));
-    default: return value;
+    case DType::bf16:
+      return bf16_to_f32(f32_to_bf16(narrow));
+    case DType::f16:
+      return f16_to_f32(f32_to_f16(narrow));
+    default:
+      return value;
   }
 }
 
@@ -79,16 +83,20 @@ HostTensor reduced(const PerRank& inputs, const ReduceSpec& spec) {
 
 /// Small numbers of all ranks, and in every element a large one of one rank that another rank's cancels: what the f32
 /// sum lost in between shows in the result of every dtype, and depends on the order.
-PerRank cancelling_inputs(int ranks, DType dtype, std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
+PerRank cancelling_inputs(int ranks, DType dtype, std::int64_t rows, std::int64_t cols,
+                          std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto between = [&](std::uint64_t low, std::uint64_t high) { return low + random() % (high - low); };
+  const auto between = [&](std::uint64_t low, std::uint64_t high) {
+    return low + random() % (high - low);
+  };
   const auto number = [&](int exponent) {
     const double mantissa = 1.0 + static_cast<double>(random() >> 12) * 0x1p-52;
     return std::ldexp(between(0, 2) == 0 ? mantissa : -mantissa, exponent);
   };
   std::vector<std::vector<double>> values(static_cast<std::size_t>(ranks));
   for (std::int64_t i = 0; i < rows * cols; ++i) {
-    for (std::vector<double>& own : values) own.push_back(number(-14 + static_cast<int>(between(0, 7))));
+    for (std::vector<double>& own : values)
+      own.push_back(number(-14 + static_cast<int>(between(0, 7))));
     const std::uint64_t a = between(0, values.size()), b = between(0, values.size());
     const double large = number(12);
     if (a == b) continue;
@@ -96,7 +104,8 @@ PerRank cancelling_inputs(int ranks, DType dtype, std::int64_t rows, std::int64_
     values[b].back() = -large;
   }
   PerRank inputs;
-  for (const std::vector<double>& own : values) inputs.push_back(round_to(dtype, {rows, cols}, own));
+  for (const std::vector<double>& own : values)
+    inputs.push_back(round_to(dtype, {rows, cols}, own));
   return inputs;
 }
 
@@ -124,17 +133,20 @@ TEST_P(Reductions, HaveTheBitsOfTheTwin) {
   Ranks ranks(size);
   std::uint64_t seed = 1;
   for (const DType dtype : kDTypes) {
-    for (const auto& [rows, cols] : {std::pair<int, int>{0, 5}, {1, 1}, {1, 7}, {5, 48}, {3, 67}, {7, 613}}) {
+    for (const auto& [rows, cols] :
+         {std::pair<int, int>{0, 5}, {1, 1}, {1, 7}, {5, 48}, {3, 67}, {7, 613}}) {
       const PerRank inputs = cancelling_inputs(size, dtype, rows, cols, ++seed);
       for (const ReduceOrder order : kOrders) {
         for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) {
           const ReduceSpec spec{ReduceOp::sum, order, hop};
-          expect_all_equal(all_reduce(ranks, inputs, spec), reduced(inputs, spec),
-                           fmt::format("{} {} hop {} [{}, {}]", name(dtype), name(order), name(hop), rows, cols));
+          expect_all_equal(
+              all_reduce(ranks, inputs, spec), reduced(inputs, spec),
+              fmt::format("{} {} hop {} [{}, {}]", name(dtype), name(order), name(hop), rows, cols));
         }
       }
       const ReduceSpec spec{ReduceOp::max, ReduceOrder::ring, HopRounding::wire};
-      expect_all_equal(all_reduce(ranks, inputs, spec), reduced(inputs, spec), fmt::format("max {}", name(dtype)));
+      expect_all_equal(all_reduce(ranks, inputs, spec), reduced(inputs, spec),
+                       fmt::format("max {}", name(dtype)));
     }
   }
 }
@@ -184,7 +196,8 @@ TEST(AllReduce, NaNOfOneRankReachesAll) {
       values[11] = std::numeric_limits<double>::quiet_NaN();
       inputs[static_cast<std::size_t>(bad)] = round_to(DType::bf16, {2, 9}, values);
       Ranks ranks(3);
-      for (const HostTensor& result : all_reduce(ranks, inputs, {op, ReduceOrder::ring, HopRounding::wire})) {
+      for (const HostTensor& result :
+           all_reduce(ranks, inputs, {op, ReduceOrder::ring, HopRounding::wire})) {
         EXPECT_TRUE(std::isnan(result.at(11)));
         EXPECT_FALSE(std::isnan(result.at(10)));
       }
@@ -220,11 +233,13 @@ RC_GTEST_PROP(Collectives, ReduceScatterThenAllGatherIsAllReduce, ()) {
   const auto cols = *rc::gen::inRange<std::int64_t>(0, 40);
   const DType dtype = *rc::gen::elementOf(std::vector<DType>(std::begin(kDTypes), std::end(kDTypes)));
   const ReduceSpec spec{
-      ReduceOp::sum, *rc::gen::elementOf(std::vector<ReduceOrder>(std::begin(kOrders), std::end(kOrders))),
+      ReduceOp::sum,
+      *rc::gen::elementOf(std::vector<ReduceOrder>(std::begin(kOrders), std::end(kOrders))),
       *rc::gen::element(HopRounding::wire, HopRounding::f32)};
   const Dim dim = *rc::gen::element(Dim::tokens, Dim::features);
   const Partition part = random_partition(dim == Dim::tokens ? rows : cols, size);
-  const PerRank inputs = cancelling_inputs(size, dtype, rows, cols, *rc::gen::inRange<std::uint64_t>(0, 1000));
+  const PerRank inputs = cancelling_inputs(size, dtype, rows, cols,
+                                           *rc::gen::inRange<std::uint64_t>(0, 1000));
 
   Ranks ranks(size);
   const HostTensor expected = reduced(inputs, spec);
@@ -232,7 +247,8 @@ RC_GTEST_PROP(Collectives, ReduceScatterThenAllGatherIsAllReduce, ()) {
   ranks.run([&](Rank& rank) {
     const auto self = static_cast<std::size_t>(rank.index);
     const std::int64_t own = part.size(rank.index);
-    const Tensor mine = rank.empty(dtype, dim == Dim::tokens ? own : rows, dim == Dim::tokens ? cols : own);
+    const Tensor mine = rank.empty(dtype, dim == Dim::tokens ? own : rows,
+                                   dim == Dim::tokens ? cols : own);
     const Tensor whole = rank.empty(dtype, rows, cols);
     const auto tp = rank.over();
     tp->reduce_scatter(rank.stream(), rank.put(inputs[self]), dim, part, spec, mine, at("o_proj"));
@@ -241,7 +257,8 @@ RC_GTEST_PROP(Collectives, ReduceScatterThenAllGatherIsAllReduce, ()) {
     gathered[self] = rank.get(whole);
   });
   for (int rank = 0; rank < size; ++rank) {
-    RC_ASSERT(scattered[static_cast<std::size_t>(rank)].bitwise_equal(part_of(expected, dim, part.of(rank))));
+    RC_ASSERT(scattered[static_cast<std::size_t>(rank)].bitwise_equal(
+        part_of(expected, dim, part.of(rank))));
     RC_ASSERT(gathered[static_cast<std::size_t>(rank)].bitwise_equal(expected));
   }
 }

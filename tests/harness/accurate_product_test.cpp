@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/accurate_product.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace shardcheck {
 namespace {
@@ -18,7 +18,8 @@ std::vector<double> numbers(std::int64_t n, unsigned seed) {
   std::mt19937_64 bits(seed);
   std::normal_distribution<double> normal;
   std::vector<double> values;
-  for (std::int64_t i = 0; i < n; ++i) values.push_back(normal(bits) * (bits() % 100 == 0 ? 1000.0 : 1.0));
+  for (std::int64_t i = 0; i < n; ++i)
+    values.push_back(normal(bits) * (bits() % 100 == 0 ? 1000.0 : 1.0));
   return values;
 }
 
@@ -34,15 +35,19 @@ TEST(AccurateProduct, RoundsOnceWhereAPlainProductDoesNot) {
         long double sum = 0.0L, norm = 0.0L;
         double plain = 0.0;
         for (std::int64_t k = 0; k < terms; ++k) {
-          const auto i = static_cast<std::size_t>(m * terms + k), j = static_cast<std::size_t>(n * terms + k);
+          const auto i = static_cast<std::size_t>(m * terms + k),
+                     j = static_cast<std::size_t>(n * terms + k);
           const long double product = static_cast<long double>(x[i]) * static_cast<long double>(w[j]);
           sum += product;
           norm += product * product;
           plain += x[i] * w[j];
         }
-        const auto error_of = [sum](double value) { return std::abs(static_cast<double>(static_cast<long double>(value) - sum)); };
+        const auto error_of = [sum](double value) {
+          return std::abs(static_cast<double>(static_cast<long double>(value) - sum));
+        };
         const double once = 0x1p-53 * std::abs(static_cast<double>(sum));
-        const double unit = 0x1p-53 * std::sqrt(static_cast<double>(terms)) * static_cast<double>(std::sqrt(norm));
+        const double unit = 0x1p-53 * std::sqrt(static_cast<double>(terms)) *
+                            static_cast<double>(std::sqrt(norm));
         EXPECT_LE(error_of(y[static_cast<std::size_t>(m * kCols + n)]), once + 0x1p-8 * unit) << terms;
         plain_worse += error_of(plain) > once + 0x1p-8 * unit ? 1 : 0;
       }
@@ -60,13 +65,16 @@ TEST(AccurateProduct, StridesAndManyRows) {
     for (std::int64_t n = 0; n < kCols; ++n) {
       long double sum = 0.0L, largest = 0.0L;
       for (std::int64_t k = 0; k < terms; ++k) {
-        const long double product = static_cast<long double>(x[static_cast<std::size_t>(m * 12 + 2 + k)]) *
-                                    static_cast<long double>(w[static_cast<std::size_t>(n * 15 + 4 + k)]);
+        const long double product = static_cast<long double>(
+                                        x[static_cast<std::size_t>(m * 12 + 2 + k)]) *
+                                    static_cast<long double>(
+                                        w[static_cast<std::size_t>(n * 15 + 4 + k)]);
         sum += product;
         largest = std::max(largest, std::abs(product));
       }
       const double got = y[static_cast<std::size_t>(m * 8 + n)];
-      EXPECT_LE(std::abs(got - static_cast<double>(sum)), 0x1p-52 * static_cast<double>(std::abs(sum) + 0x1p-8L * largest));
+      EXPECT_LE(std::abs(got - static_cast<double>(sum)),
+                0x1p-52 * static_cast<double>(std::abs(sum) + 0x1p-8L * largest));
     }
     EXPECT_EQ(y[static_cast<std::size_t>(m * 8 + 7)], 77.0) << "beyond the columns";
   }

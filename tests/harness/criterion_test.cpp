@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/criterion.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace shardcheck {
 namespace {
@@ -38,7 +38,8 @@ Statistics statistics(const Numbers& n) {
   const auto width = static_cast<std::size_t>(n.cols);
   for (std::int64_t row = 0; row < n.rows; ++row) {
     const std::size_t at = static_cast<std::size_t>(row) * width;
-    s.add(row, 0, {n.got.data() + at, width}, {n.expected.data() + at, width}, {n.budget.data() + at, width});
+    s.add(row, 0, {n.got.data() + at, width}, {n.expected.data() + at, width},
+          {n.budget.data() + at, width});
   }
   return s;
 }
@@ -76,7 +77,8 @@ TEST(Criterion, OneElementIsSeenByAAndFound) {
 
 TEST(Criterion, AllALittleWrongIsSeenByB) {
   Numbers n = numbers(20, 30, 1.0, 3);
-  for (std::size_t i = 0; i < n.got.size(); ++i) n.got[i] = n.expected[i] + (i % 2 == 0 ? 0.9 : -0.9) * n.budget[i];
+  for (std::size_t i = 0; i < n.got.size(); ++i)
+    n.got[i] = n.expected[i] + (i % 2 == 0 ? 0.9 : -0.9) * n.budget[i];
   const Statistics s = statistics(n);
   EXPECT_LT(s.a(), 1.0);
   EXPECT_GT(s.b(), 0.7);
@@ -176,8 +178,9 @@ TEST(Criterion, PiecesOfRowsGiveTheSame) {
   for (const auto& [begin, size] : {std::pair<std::size_t, std::size_t>{0, 7}, {7, 20}, {27, 3}}) {
     for (std::size_t row = 0; row < 20; ++row) {
       const std::size_t at = row * 30 + begin;
-      pieces.add(static_cast<std::int64_t>(row), static_cast<std::int64_t>(begin), {n.got.data() + at, size},
-                 {n.expected.data() + at, size}, {n.budget.data() + at, size});
+      pieces.add(static_cast<std::int64_t>(row), static_cast<std::int64_t>(begin),
+                 {n.got.data() + at, size}, {n.expected.data() + at, size},
+                 {n.budget.data() + at, size});
     }
   }
   EXPECT_EQ(pieces.a(), whole.a());
@@ -200,7 +203,8 @@ TEST(Criterion, RepeatedTokensAreOneSampleOfAColumn) {
   }
   EXPECT_LT(statistics(repeated).c(), 1.0);
   // The same error in rows that differ is a wrong column.
-  for (std::size_t row = 0; row < 20; ++row) n.got[row * 30 + 5] = n.expected[row * 30 + 5] + 1.8 * n.budget[row * 30 + 5];
+  for (std::size_t row = 0; row < 20; ++row)
+    n.got[row * 30 + 5] = n.expected[row * 30 + 5] + 1.8 * n.budget[row * 30 + 5];
   EXPECT_GT(statistics(n).c(), 1.5);
 }
 

@@ -37,7 +37,9 @@ class NamedOp final : public Op {
             const std::vector<Extent>&) const override {
     return {};
   }
-  std::vector<Tensor> run(const Instruction&, RankContext&, const std::vector<Tensor>&) const override { return {}; }
+  std::vector<Tensor> run(const Instruction&, RankContext&, const std::vector<Tensor>&) const override {
+    return {};
+  }
 
  private:
   std::string name_;
@@ -55,9 +57,10 @@ inline Model small_llama() {
 }
 
 inline Model small_gpt2() {
-  Config config = parse_config(R"({"model_type": "gpt2", "n_embd": 96, "n_layer": 1, "n_head": 6, "n_inner": 160,
+  Config config = parse_config(
+      R"({"model_type": "gpt2", "n_embd": 96, "n_layer": 1, "n_head": 6, "n_inner": 160,
       "vocab_size": 57, "n_positions": 64, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
-                               "small_gpt2");
+      "small_gpt2");
   std::vector<Module> parts = modules(config);
   return Model(config, synthetic_source(12, parts));
 }
@@ -69,7 +72,8 @@ inline double rounded(DType dtype, double value) {
 }
 
 inline Table rounded(DType dtype, Table table) {
-  for (std::int64_t i = 0; i < table.rows() * table.cols(); ++i) table.data()[i] = rounded(dtype, table.data()[i]);
+  for (std::int64_t i = 0; i < table.rows() * table.cols(); ++i)
+    table.data()[i] = rounded(dtype, table.data()[i]);
   return table;
 }
 
@@ -78,7 +82,8 @@ inline Table random_table(DType dtype, std::int64_t rows, std::int64_t cols, uns
   std::mt19937 bits(seed);
   std::normal_distribution<double> normal;
   Table table(rows, cols);
-  for (std::int64_t i = 0; i < rows * cols; ++i) table.data()[i] = normal(bits) * (bits() % 50 == 0 ? 30.0 : 1.0);
+  for (std::int64_t i = 0; i < rows * cols; ++i)
+    table.data()[i] = normal(bits) * (bits() % 50 == 0 ? 30.0 : 1.0);
   return rounded(dtype, std::move(table));
 }
 
@@ -86,7 +91,9 @@ inline Table random_table(DType dtype, std::int64_t rows, std::int64_t cols, uns
 inline Table stored(const Model& model, DType dtype, const std::string& tensor) {
   const Model::Extents extents = model.extents(tensor);
   Table table(extents.rows, extents.cols);
-  model.read_rows(tensor, 0, extents.rows, std::span<double>(table.data(), static_cast<std::size_t>(extents.rows * extents.cols)));
+  model.read_rows(
+      tensor, 0, extents.rows,
+      std::span<double>(table.data(), static_cast<std::size_t>(extents.rows * extents.cols)));
   return rounded(dtype, std::move(table));
 }
 
@@ -109,7 +116,8 @@ class HandRun {
     run.storage = storage;
     run.wire = wire;
   }
-  HandRun(const Model& model, int ranks, DType storage) : HandRun(model, {{"tp", ranks}}, storage, storage) {}
+  HandRun(const Model& model, int ranks, DType storage)
+      : HandRun(model, {{"tp", ranks}}, storage, storage) {}
 
   /// A step of whole sequences at these positions: {sequence, first, count}.
   void step(Phase phase, std::vector<StepSequence> sequences, std::vector<std::int64_t> ids) {
@@ -131,7 +139,9 @@ class HandRun {
   Layout cut(const Partition& partition, bool may_overlap = false) const {
     return Layout::sharded(program.mesh, 0, partition, may_overlap);
   }
-  Layout balanced(std::int64_t features) const { return cut(Partition::balanced(features, program.mesh.ranks())); }
+  Layout balanced(std::int64_t features) const {
+    return cut(Partition::balanced(features, program.mesh.ranks()));
+  }
   Layout partial(std::int64_t features) const { return Layout::partial(features, program.mesh, 0); }
 
   int value(const std::string& name, Layout layout, ValueDType dtype = ValueDType::storage) {
@@ -140,7 +150,7 @@ class HandRun {
   }
 
   void op(const std::string& name, const std::string& module, std::vector<int> inputs,
-                  std::vector<int> outputs, Attributes attributes = {}, bool adds_bias = false) {
+          std::vector<int> outputs, Attributes attributes = {}, bool adds_bias = false) {
     ops_.push_back(std::make_unique<NamedOp>(name));
     Instruction instruction;
     instruction.op = ops_.back().get();
@@ -155,7 +165,8 @@ class HandRun {
   void collective(CollectiveStep::Kind kind, int input, int output, std::vector<int> axes = {0}) {
     Instruction instruction;
     instruction.collective.kind = kind;
-    for (const int axis : axes) instruction.collective.axes.push_back(program.mesh.axes[static_cast<std::size_t>(axis)].name);
+    for (const int axis : axes)
+      instruction.collective.axes.push_back(program.mesh.axes[static_cast<std::size_t>(axis)].name);
     instruction.axes = std::move(axes);
     instruction.site = program.value(output).name;
     instruction.inputs = {input};
@@ -171,7 +182,8 @@ class HandRun {
     StepTaps& taps = run.steps[step];
     if (taps.find(v.name) == nullptr) {
       taps.index[v.name] = taps.values.size();
-      taps.values.push_back({v.name, v.layout, std::vector<HostTensor>(static_cast<std::size_t>(run.mesh.ranks()))});
+      taps.values.push_back(
+          {v.name, v.layout, std::vector<HostTensor>(static_cast<std::size_t>(run.mesh.ranks()))});
     }
     HostTensor& slot = taps.values[taps.index.at(v.name)].ranks[static_cast<std::size_t>(rank)];
     slot = round_to(dtype_of(value), {part.rows(), part.cols()}, part.values());
@@ -180,7 +192,9 @@ class HandRun {
   void spread(int value, const Table& whole, std::size_t step = 0) {
     const Layout& layout = program.value(value).layout;
     for (int rank = 0; rank < run.mesh.ranks(); ++rank) {
-      set(value, rank, slice(whole, layout.token_ranges(run.mesh, rank, whole.rows()), layout.feature_ranges(rank)), step);
+      set(value, rank,
+          slice(whole, layout.token_ranges(run.mesh, rank, whole.rows()), layout.feature_ranges(rank)),
+          step);
     }
     std::vector<HostTensor>& parts = tensors(value, step);
     for (std::size_t rank = 1; rank < parts.size(); ++rank) {
@@ -195,7 +209,8 @@ class HandRun {
   }
   /// One element of a rank's part, changed by a function.
   template <typename Change>
-  void corrupt(int value, int rank, std::int64_t row, std::int64_t col, Change change, std::size_t step = 0) {
+  void corrupt(int value, int rank, std::int64_t row, std::int64_t col, Change change,
+               std::size_t step = 0) {
     const HostTensor part = tensors(value, step)[static_cast<std::size_t>(rank)];
     std::vector<double> values = part.to_f64();
     double& element = values[static_cast<std::size_t>(row * part.cols() + col)];

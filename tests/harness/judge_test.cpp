@@ -2,10 +2,10 @@
 // What the judge makes of a run as a whole: which rank, which tap, over which steps; and of runs that aren't whole.
 #include "harness/judge.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <limits>
-
-#include <gtest/gtest.h>
 
 #include "model/error.hpp"
 #include "tests/harness/hand_run.hpp"
@@ -15,7 +15,9 @@ namespace {
 
 Table sum(const Table& a, const Table& b) {
   Table y(a.rows(), a.cols());
-  for (std::int64_t i = 0; i < a.rows() * a.cols(); ++i) y.data()[i] = static_cast<double>(static_cast<float>(a.data()[i]) + static_cast<float>(b.data()[i]));
+  for (std::int64_t i = 0; i < a.rows() * a.cols(); ++i)
+    y.data()[i] = static_cast<double>(static_cast<float>(a.data()[i]) +
+                                      static_cast<float>(b.data()[i]));
   return y;
 }
 
@@ -25,7 +27,8 @@ Table product(const Table& x, const Table& w) {
   for (std::int64_t m = 0; m < x.rows(); ++m) {
     for (std::int64_t n = 0; n < w.rows(); ++n) {
       float dot = 0.0F;
-      for (std::int64_t k = 0; k < x.cols(); ++k) dot += static_cast<float>(x(m, k)) * static_cast<float>(w(n, k));
+      for (std::int64_t k = 0; k < x.cols(); ++k)
+        dot += static_cast<float>(x(m, k)) * static_cast<float>(w(n, k));
       y(m, n) = static_cast<double>(dot);
     }
   }
@@ -46,13 +49,16 @@ struct Decode {
     for (std::size_t s = 0; s < 4; ++s) {
       const std::int64_t rows = s == 0 ? 20 : 1;
       const auto seed = static_cast<unsigned>(s);
-      const Table first = random_table(DType::bf16, rows, 96, seed), second = random_table(DType::bf16, rows, 96, 50 + seed);
+      const Table first = random_table(DType::bf16, rows, 96, seed),
+                  second = random_table(DType::bf16, rows, 96, 50 + seed);
       run.spread(a, first, s);
       run.spread(b, second, s);
       run.spread(y, sum(first, second), s);
     }
   }
-  std::vector<TapScore> scores(JudgeOptions options = {}) const { return run.judge(model, options); }
+  std::vector<TapScore> scores(JudgeOptions options = {}) const {
+    return run.judge(model, options);
+  }
 
   Model model;
   HandRun run;
@@ -66,7 +72,8 @@ TEST(Judge, AllStepsAreJudgedTogether) {
   EXPECT_EQ(first_failure(clean), nullptr);
   EXPECT_EQ(clean[0].compared, 23 * 96);
   EXPECT_GT(clean[0].c, 0.0);  // columns of 23 tokens
-  made.run.corrupt(made.y, 1, 0, 33, [](double v) { return v * 1.05 + 0.1; }, 2);
+  made.run.corrupt(
+      made.y, 1, 0, 33, [](double v) { return v * 1.05 + 0.1; }, 2);
   const std::vector<TapScore> scores = made.scores();
   EXPECT_TRUE(scores[0].passed());
   EXPECT_FALSE(scores[1].passed());
@@ -153,7 +160,8 @@ TEST(Judge, ARunThatEndedIsWrongWhereItEnded) {
   EXPECT_EQ(first_failure(made.scores()), nullptr);
   made.run.tensors(z, 1).assign(2, HostTensor());
   for (std::size_t s = 2; s < 4; ++s) {
-    for (const int value : {made.a, made.b, made.y, z}) made.run.tensors(value, s).assign(2, HostTensor());
+    for (const int value : {made.a, made.b, made.y, z})
+      made.run.tensors(value, s).assign(2, HostTensor());
   }
   const std::vector<TapScore> scores = made.scores();
   ASSERT_NE(first_failure(scores), nullptr);
@@ -203,7 +211,8 @@ TEST(Judge, AnOpWithoutALocalCheckIsNeverPassed) {
   negate.rounds_once = true;
   negate.recompute = [](const LocalCall& call) {
     LocalValue value{call.inputs[0], {}, {}};
-    for (std::int64_t i = 0; i < value.y.rows() * value.y.cols(); ++i) value.y.data()[i] = -value.y.data()[i];
+    for (std::int64_t i = 0; i < value.y.rows() * value.y.cols(); ++i)
+      value.y.data()[i] = -value.y.data()[i];
     return value;
   };
   ops.add("negate", negate);
@@ -223,10 +232,12 @@ TEST(Judge, APartialTakenForWholeIsWrongOnEveryRank) {
   placement.cuts = {{0, false}};
   placement.cols = {{{0, 48}}, {{48, 96}}};
   placement.rows = {{{0, 96}}, {{0, 96}}};
-  const int x = run.value("attn", run.balanced(96)), y = run.value("layers.0.self_attn.o_proj", run.whole(96));
+  const int x = run.value("attn", run.balanced(96)),
+            y = run.value("layers.0.self_attn.o_proj", run.whole(96));
   run.source(x);
   run.op("linear", "layers.0.self_attn.o_proj", {x}, {y});
-  const Table in = random_table(DType::f32, 20, 96, 1), w = stored(model, DType::f32, "layers.0.self_attn.o_proj.weight");
+  const Table in = random_table(DType::f32, 20, 96, 1),
+              w = stored(model, DType::f32, "layers.0.self_attn.o_proj.weight");
   run.spread(x, in);
   run.spread(y, product(in, w));
   EXPECT_EQ(first_failure(run.judge(model)), nullptr);
@@ -240,8 +251,8 @@ TEST(Judge, APartialTakenForWholeIsWrongOnEveryRank) {
   for (const TapScore& score : run.judge(model)) EXPECT_FALSE(score.passed());
 }
 
-// Two ranks that hold one kv head computed it in matrices of different shape: equal bits can't be asked for, but more than
-// the budget apart they may not be.
+// Two ranks that hold one kv head computed it in matrices of different shape: equal bits can't be asked for, but more
+// than the budget apart they may not be.
 TEST(Judge, OwnersOfOneHeadAreHeldAgainstEachOther) {
   const Model model = small_llama();
   HandRun run(model, 2, DType::f32);
@@ -250,7 +261,8 @@ TEST(Judge, OwnersOfOneHeadAreHeldAgainstEachOther) {
   const int x = run.value("x", run.whole(96)), v = run.value("v", run.cut(part, true));
   run.source(x);
   run.op("linear", "layers.0.self_attn.v_proj", {x}, {v});
-  const Table in = random_table(DType::f32, 20, 96, 1), w = stored(model, DType::f32, "layers.0.self_attn.v_proj.weight");
+  const Table in = random_table(DType::f32, 20, 96, 1),
+              w = stored(model, DType::f32, "layers.0.self_attn.v_proj.weight");
   const Table y = product(in, w);
   run.spread(x, in);
   run.spread(v, y);
@@ -282,12 +294,14 @@ TEST(Judge, TwoMeshAxes) {
   Layout whole = run.whole(96);
   whole.placements[0] = Placement::sharded(Dim::tokens);
   whole.token_axes = {0};
-  const int a = run.value("a", cut), b = run.value("b", cut), y = run.value("y", cut), g = run.value("g", whole);
+  const int a = run.value("a", cut), b = run.value("b", cut), y = run.value("y", cut),
+            g = run.value("g", whole);
   run.source(a);
   run.source(b);
   run.op("add", "layers.0", {a, b}, {y});
   run.collective(CollectiveStep::Kind::all_gather, y, g, {1});
-  const Table first = random_table(DType::f32, 20, 96, 1), second = random_table(DType::f32, 20, 96, 2);
+  const Table first = random_table(DType::f32, 20, 96, 1),
+              second = random_table(DType::f32, 20, 96, 2);
   run.spread(a, first);
   run.spread(b, second);
   run.spread(y, sum(first, second));
@@ -323,13 +337,16 @@ TEST(Judge, AHiddenPartialIsJudgedThroughItsSum) {
     placement.cols.push_back(part.of(r));
     placement.rows.push_back({{0, 96}});
   }
-  const int x = run.value("act", run.cut(part)), partial = run.value("h.0.mlp.c_proj.partial", run.partial(96), ValueDType::wire);
-  const int reduced = run.value("h.0.mlp.c_proj.reduced", run.whole(96)), y = run.value("h.0.mlp.c_proj", run.whole(96));
+  const int x = run.value("act", run.cut(part)),
+            partial = run.value("h.0.mlp.c_proj.partial", run.partial(96), ValueDType::wire);
+  const int reduced = run.value("h.0.mlp.c_proj.reduced", run.whole(96)),
+            y = run.value("h.0.mlp.c_proj", run.whole(96));
   run.source(x);
   run.op("linear", "h.0.mlp.c_proj", {x}, {partial});
   run.collective(CollectiveStep::Kind::all_reduce, partial, reduced);
   run.op("bias", "h.0.mlp.c_proj", {reduced}, {y});
-  const Table in = random_table(DType::bf16, 20, 160, 1), w = stored(model, DType::bf16, "h.0.mlp.c_proj.weight");
+  const Table in = random_table(DType::bf16, 20, 160, 1),
+              w = stored(model, DType::bf16, "h.0.mlp.c_proj.weight");
   const Table bias = stored(model, DType::bf16, "h.0.mlp.c_proj.bias");
   run.spread(x, in);
   const auto result = [&](int dropped, int biases) {
@@ -341,11 +358,13 @@ TEST(Judge, AHiddenPartialIsJudgedThroughItsSum) {
         for (std::int64_t k = part.of(r)[0].begin; k < part.of(r)[0].end; ++k) own(m, k) = in(m, k);
       }
       const Table term = rounded(DType::bf16, product(own, w));
-      for (std::int64_t i = 0; i < 20 * 96; ++i) total.data()[i] = rounded(DType::bf16, total.data()[i] + term.data()[i]);
+      for (std::int64_t i = 0; i < 20 * 96; ++i)
+        total.data()[i] = rounded(DType::bf16, total.data()[i] + term.data()[i]);
     }
     for (int i = 0; i < biases; ++i) {
       for (std::int64_t m = 0; m < 20; ++m) {
-        for (std::int64_t d = 0; d < 96; ++d) total(m, d) = rounded(DType::bf16, total(m, d) + bias(d, 0));
+        for (std::int64_t d = 0; d < 96; ++d)
+          total(m, d) = rounded(DType::bf16, total(m, d) + bias(d, 0));
       }
     }
     return total;
@@ -369,18 +388,21 @@ TEST(Judge, ACandidateOfUnknownPlan) {
   const Model model = small_llama();
   HandRun run(model, {{"tp", 2}}, DType::bf16, DType::bf16);
   run.prefill(20);
-  const int x = run.value("act", run.balanced(160)), y = run.value("layers.0.mlp.down_proj", run.whole(96));
+  const int x = run.value("act", run.balanced(160)),
+            y = run.value("layers.0.mlp.down_proj", run.whole(96));
   run.source(x);
   run.op("linear", "layers.0.mlp.down_proj", {x}, {y});
   run.program.mesh.axes = {{"tp", 1}};
   run.program.plan.mesh = run.program.mesh;
-  const Table in = random_table(DType::bf16, 20, 160, 1), w = stored(model, DType::bf16, "layers.0.mlp.down_proj.weight");
+  const Table in = random_table(DType::bf16, 20, 160, 1),
+              w = stored(model, DType::bf16, "layers.0.mlp.down_proj.weight");
   const auto result = [&](double second) {
     Table left = in, right = in;
     for (std::int64_t m = 0; m < 20; ++m) {
       for (std::int64_t k = 0; k < 80; ++k) left(m, 80 + k) = right(m, k) = 0.0;
     }
-    const Table a = rounded(DType::bf16, product(left, w)), b = rounded(DType::bf16, product(right, w));
+    const Table a = rounded(DType::bf16, product(left, w)),
+                b = rounded(DType::bf16, product(right, w));
     Table total(20, 96);
     for (std::int64_t i = 0; i < 20 * 96; ++i) total.data()[i] = a.data()[i] + second * b.data()[i];
     return total;
@@ -411,7 +433,7 @@ TEST(Judge, ScoresDontDependOnThreads) {
   }
 }
 
-// A truncating accumulator errs to one side: what its device states widens the budget, what it doesn't state is a fault.
+// A truncating accumulator errs to one side: what its device states widens the budget, what it doesn't is a fault.
 TEST(Judge, TheBudgetFollowsTheStatedArithmetic) {
   const Model model = small_llama();
   HandRun run(model, 1, DType::f32);
@@ -419,7 +441,8 @@ TEST(Judge, TheBudgetFollowsTheStatedArithmetic) {
   const int x = run.value("x", run.whole(96)), y = run.value("y", run.whole(160));
   run.source(x);
   run.op("linear", "layers.0.mlp.up_proj", {x}, {y});
-  const Table in = random_table(DType::f32, 20, 96, 4), w = stored(model, DType::f32, "layers.0.mlp.up_proj.weight");
+  const Table in = random_table(DType::f32, 20, 96, 4),
+              w = stored(model, DType::f32, "layers.0.mlp.up_proj.weight");
   Table out(20, 160);
   for (std::int64_t m = 0; m < 20; ++m) {
     for (std::int64_t n = 0; n < 160; ++n) {

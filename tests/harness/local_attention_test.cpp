@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The KV cache and attention over prefill, chunks and decode steps, with and without a window, ranks with their own heads.
+// The KV cache and attention over prefill, chunks and decode steps, with and without a window, ranks with own heads.
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <limits>
 #include <map>
-
-#include <gtest/gtest.h>
 
 #include "tests/harness/hand_run.hpp"
 
@@ -37,8 +37,9 @@ struct AttentionRun {
     for (const int source : {q, k, v}) run.source(source);
     const auto w = static_cast<double>(window);
     run.op("cache", "layers.0.self_attn", {k, v}, {k_cache, v_cache}, {{"window", w}});
-    run.op("attention", "layers.0.self_attn", {q, k_cache, v_cache}, {out},
-           {{"head_dim", 16.0}, {"scale", 0.25}, {"window", w}, {"num_heads", 6.0}, {"num_kv_heads", 3.0}});
+    run.op(
+        "attention", "layers.0.self_attn", {q, k_cache, v_cache}, {out},
+        {{"head_dim", 16.0}, {"scale", 0.25}, {"window", w}, {"num_heads", 6.0}, {"num_kv_heads", 3.0}});
 
     std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::vector<double>, std::vector<double>>> seen;
     for (std::size_t s = 0; s < run.run.steps.size(); ++s) {
@@ -55,7 +56,9 @@ struct AttentionRun {
       std::int64_t row = 0;
       for (const StepSequence& part : step.sequences) {
         for (std::int64_t i = 0; i < part.count; ++i) {
-          const auto copy = [&](const Table& t) { return std::vector<double>(t.row(row + i).begin(), t.row(row + i).end()); };
+          const auto copy = [&](const Table& t) {
+            return std::vector<double>(t.row(row + i).begin(), t.row(row + i).end());
+          };
           seen[{part.sequence, part.first + i}] = {copy(keys), copy(values)};
         }
         const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, part.first - window + 1) : 0;
@@ -76,15 +79,17 @@ struct AttentionRun {
               head_v.push_back(cut(seen.at({part.sequence, p}).second));
             }
             const auto here = queries.row(row).subspan(static_cast<std::size_t>(h * kDim), kDim);
-            const std::vector<double> result = dtype == DType::f64 ? attend(double{}, here, head_k, head_v)
-                                                                   : attend(float{}, here, head_k, head_v);
+            const std::vector<double> result = dtype == DType::f64
+                                                   ? attend(double{}, here, head_k, head_v)
+                                                   : attend(float{}, here, head_k, head_v);
             std::copy(result.begin(), result.end(), y.row(row).begin() + h * kDim);
           }
         }
       }
       const auto table = [](const std::vector<std::vector<double>>& rows) {
         Table t(static_cast<std::int64_t>(rows.size()), 48);
-        for (std::size_t m = 0; m < rows.size(); ++m) std::copy(rows[m].begin(), rows[m].end(), t.row(static_cast<std::int64_t>(m)).begin());
+        for (std::size_t m = 0; m < rows.size(); ++m)
+          std::copy(rows[m].begin(), rows[m].end(), t.row(static_cast<std::int64_t>(m)).begin());
         return t;
       };
       run.spread(k_cache, table(k_rows), s);
@@ -95,12 +100,14 @@ struct AttentionRun {
 
   // softmax(q k / 4) v of one query and head.
   template <typename T>
-  static std::vector<double> attend(T, std::span<const double> query, const std::vector<std::vector<double>>& keys,
+  static std::vector<double> attend(T, std::span<const double> query,
+                                    const std::vector<std::vector<double>>& keys,
                                     const std::vector<std::vector<double>>& values) {
     std::vector<T> scores;
     for (const std::vector<double>& key : keys) {
       T dot = 0;
-      for (std::size_t d = 0; d < query.size(); ++d) dot += static_cast<T>(query[d]) * static_cast<T>(key[d]);
+      for (std::size_t d = 0; d < query.size(); ++d)
+        dot += static_cast<T>(query[d]) * static_cast<T>(key[d]);
       scores.push_back(dot * T(0.25));
     }
     const T largest = *std::max_element(scores.begin(), scores.end());
@@ -109,7 +116,8 @@ struct AttentionRun {
     std::vector<double> y;
     for (std::size_t d = 0; d < query.size(); ++d) {
       T dot = 0;
-      for (std::size_t j = 0; j < values.size(); ++j) dot += scores[j] * static_cast<T>(values[j][d]);
+      for (std::size_t j = 0; j < values.size(); ++j)
+        dot += scores[j] * static_cast<T>(values[j][d]);
       y.push_back(static_cast<double>(dot / sum));
     }
     return y;
@@ -125,14 +133,18 @@ struct AttentionRun {
 
 class LocalAttention : public ::testing::TestWithParam<std::tuple<DType, std::int64_t>> {
  protected:
-  AttentionRun make(unsigned seed) const { return {model, std::get<0>(GetParam()), std::get<1>(GetParam()), seed}; }
+  AttentionRun make(unsigned seed) const {
+    return {model, std::get<0>(GetParam()), std::get<1>(GetParam()), seed};
+  }
   const Model model = small_llama();
 };
 
 INSTANTIATE_TEST_SUITE_P(DTypesAndWindows, LocalAttention,
-                         ::testing::Combine(::testing::ValuesIn(kDTypes), ::testing::Values(std::int64_t{0}, std::int64_t{5})),
+                         ::testing::Combine(::testing::ValuesIn(kDTypes),
+                                            ::testing::Values(std::int64_t{0}, std::int64_t{5})),
                          [](const auto& at) {
-                           return std::string(name(std::get<0>(at.param))) + "_" + std::to_string(std::get<1>(at.param));
+                           return std::string(name(std::get<0>(at.param))) + "_" +
+                                  std::to_string(std::get<1>(at.param));
                          });
 
 TEST_P(LocalAttention, CorrectArithmeticPasses) {
@@ -140,7 +152,8 @@ TEST_P(LocalAttention, CorrectArithmeticPasses) {
     const std::vector<TapScore> scores = make(seed).scores();
     ASSERT_EQ(scores.size(), 12u);
     for (const TapScore& score : scores) {
-      EXPECT_TRUE(score.passed()) << score.tap << " A " << score.a << " B " << score.b << " C " << score.c << " " << score.problem;
+      EXPECT_TRUE(score.passed()) << score.tap << " A " << score.a << " B " << score.b << " C "
+                                  << score.c << " " << score.problem;
       EXPECT_LE(score.a, score.limits.a / 2.0);
       EXPECT_LE(score.b, 0.6);
       EXPECT_EQ(score.tap == "a.attn", score.a > 0.0) << "a cache is a copy";
@@ -195,7 +208,8 @@ TEST_P(LocalAttention, AWrongScaleIsFound) {
     if (instruction.attributes.contains("scale")) instruction.attributes["scale"] = 0.2505;
   }
   const std::vector<TapScore> scores = made.scores();
-  const bool coarse = element_size(made.run.run.storage) == 2;  // 0.2 % in a score is below the rounding of 16 bits
+  const bool coarse = element_size(made.run.run.storage) ==
+                      2;  // 0.2 % in a score is below the rounding of 16 bits
   EXPECT_TRUE(coarse || first_failure(scores) != nullptr);
 }
 
@@ -205,7 +219,8 @@ TEST(LocalAttentionMask, AFutureKeyIsFound) {
   const AttentionRun windowed(model, DType::f32, 6, 7);
   // What a window of 6 gives is not what full attention gives.
   for (std::size_t s = 0; s < 4; ++s) {
-    for (std::size_t r = 0; r < 4; ++r) made.run.tensors(made.out, s)[r] = windowed.run.run.steps[s].find("a.attn")->ranks[r];
+    for (std::size_t r = 0; r < 4; ++r)
+      made.run.tensors(made.out, s)[r] = windowed.run.run.steps[s].find("a.attn")->ranks[r];
   }
   const std::vector<TapScore> scores = made.scores();
   const TapScore* first = first_failure(scores);
@@ -220,7 +235,8 @@ TEST(LocalCache, APositionThatNobodyComputedIsNamed) {
   made.run.run.steps[3].step.sequences[1].first = 25;
   const Table longer = random_table(DType::f32, 26 + 6, 16, 1);
   for (std::size_t r = 0; r < 4; ++r) {
-    for (const int cache : {made.k_cache, made.v_cache}) made.run.set(cache, static_cast<int>(r), longer, 3);
+    for (const int cache : {made.k_cache, made.v_cache})
+      made.run.set(cache, static_cast<int>(r), longer, 3);
   }
   const std::vector<TapScore> scores = made.scores();
   const TapScore* first = first_failure(scores);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops whose output element depends on one token: correct arithmetic passes, one wrong element is found.
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include <gtest/gtest.h>
 
 #include "reference/blocks.hpp"
 #include "tests/harness/hand_run.hpp"
@@ -40,7 +40,8 @@ struct OneOp {
 void expect_clean(const std::vector<TapScore>& scores, const std::string& what) {
   ASSERT_EQ(scores.size(), 2u) << what;
   for (const TapScore& score : scores) {
-    EXPECT_TRUE(score.passed()) << what << ": A " << score.a << " B " << score.b << " C " << score.c << " " << score.problem;
+    EXPECT_TRUE(score.passed()) << what << ": A " << score.a << " B " << score.b << " C " << score.c
+                                << " " << score.problem;
     EXPECT_LE(score.a, score.limits.a / 2.0 + 0.51) << what;
     EXPECT_LE(score.b, 0.6) << what;
     EXPECT_LE(score.c, 1.0) << what;
@@ -68,12 +69,16 @@ class LocalElementwise : public ::testing::TestWithParam<std::tuple<DType, unsig
  protected:
   DType dtype() const { return std::get<0>(GetParam()); }
   unsigned seed() const { return std::get<1>(GetParam()); }
-  Table input(std::int64_t cols, unsigned which = 0) const { return random_table(dtype(), kTokens, cols, seed() * 10 + which); }
+  Table input(std::int64_t cols, unsigned which = 0) const {
+    return random_table(dtype(), kTokens, cols, seed() * 10 + which);
+  }
 };
 
-INSTANTIATE_TEST_SUITE_P(DTypes, LocalElementwise, ::testing::Combine(::testing::ValuesIn(kDTypes), ::testing::Values(1u, 2u, 3u)),
+INSTANTIATE_TEST_SUITE_P(DTypes, LocalElementwise,
+                         ::testing::Combine(::testing::ValuesIn(kDTypes), ::testing::Values(1u, 2u, 3u)),
                          [](const auto& at) {
-                           return std::string(name(std::get<0>(at.param))) + "_" + std::to_string(std::get<1>(at.param));
+                           return std::string(name(std::get<0>(at.param))) + "_" +
+                                  std::to_string(std::get<1>(at.param));
                          });
 
 TEST_P(LocalElementwise, Add) {
@@ -81,7 +86,8 @@ TEST_P(LocalElementwise, Add) {
   const Table a = input(96), b = input(96, 1);
   const Table y = in_machine(dtype(), [&]<typename T>(T) {
     Table sum(kTokens, 96);
-    for (std::int64_t i = 0; i < kTokens * 96; ++i) sum.data()[i] = static_cast<double>(static_cast<T>(a.data()[i]) + static_cast<T>(b.data()[i]));
+    for (std::int64_t i = 0; i < kTokens * 96; ++i)
+      sum.data()[i] = static_cast<double>(static_cast<T>(a.data()[i]) + static_cast<T>(b.data()[i]));
     return sum;
   });
   const OneOp op(model, dtype(), "add", "layers.0", {a, b}, y);
@@ -113,7 +119,8 @@ TEST_P(LocalElementwise, Bias) {
   expect_clean(OneOp(model, dtype(), "bias", "h.0.mlp.c_proj", {x}, biased(1)).scores(), "bias");
   expect_found(OneOp(model, dtype(), "bias", "h.0.mlp.c_proj", {x}, biased(1)), "bias");
   for (const int times : {0, 2}) {
-    EXPECT_FALSE(OneOp(model, dtype(), "bias", "h.0.mlp.c_proj", {x}, biased(times)).scores()[0].passed()) << times;
+    EXPECT_FALSE(OneOp(model, dtype(), "bias", "h.0.mlp.c_proj", {x}, biased(times)).scores()[0].passed())
+        << times;
   }
 }
 
@@ -125,17 +132,22 @@ TEST_P(LocalElementwise, RmsNorm) {
       Table y(kTokens, 96);
       for (std::int64_t m = 0; m < kTokens; ++m) {
         T squares = 0;
-        for (std::int64_t d = 0; d < 96; ++d) squares += static_cast<T>(x(m, d)) * static_cast<T>(x(m, d));
+        for (std::int64_t d = 0; d < 96; ++d)
+          squares += static_cast<T>(x(m, d)) * static_cast<T>(x(m, d));
         const T scale = T(1) / std::sqrt(squares / T(96) + static_cast<T>(eps));
-        for (std::int64_t d = 0; d < 96; ++d) y(m, d) = static_cast<double>(static_cast<T>(x(m, d)) * scale * static_cast<T>(weight(d, 0)));
+        for (std::int64_t d = 0; d < 96; ++d)
+          y(m, d) = static_cast<double>(static_cast<T>(x(m, d)) * scale * static_cast<T>(weight(d, 0)));
       }
       return y;
     });
   };
   const Attributes attributes{{"eps", 1e-5}};
-  expect_clean(OneOp(model, dtype(), "rms_norm", "norm", {x}, normed(1e-5), attributes).scores(), "rms_norm");
-  expect_found(OneOp(model, dtype(), "rms_norm", "norm", {x}, normed(1e-5), attributes), "rms_norm");
-  EXPECT_FALSE(OneOp(model, dtype(), "rms_norm", "norm", {x}, normed(0.5), attributes).scores()[0].passed());
+  expect_clean(OneOp(model, dtype(), "rms_norm", "norm", {x}, normed(1e-5), attributes).scores(),
+               "rms_norm");
+  expect_found(OneOp(model, dtype(), "rms_norm", "norm", {x}, normed(1e-5), attributes),
+               "rms_norm");
+  EXPECT_FALSE(
+      OneOp(model, dtype(), "rms_norm", "norm", {x}, normed(0.5), attributes).scores()[0].passed());
 }
 
 TEST_P(LocalElementwise, LayerNorm) {
@@ -143,7 +155,8 @@ TEST_P(LocalElementwise, LayerNorm) {
   Table x = input(96);
   // A mean as large as the deviation: x - mean cancels.
   for (std::int64_t i = 0; i < kTokens * 96; ++i) x.data()[i] = rounded(dtype(), x.data()[i] + 5.0);
-  const Table gain = stored(model, dtype(), "ln_f.weight"), shift = stored(model, dtype(), "ln_f.bias");
+  const Table gain = stored(model, dtype(), "ln_f.weight"),
+              shift = stored(model, dtype(), "ln_f.bias");
   const auto normed = [&](bool shifted) {
     return in_machine(dtype(), [&]<typename T>(T) {
       Table y(kTokens, 96);
@@ -152,10 +165,12 @@ TEST_P(LocalElementwise, LayerNorm) {
         T lanes[8] = {}, mean = 0, variance = 0;
         for (std::int64_t d = 0; d < 96; ++d) lanes[d % 8] += static_cast<T>(x(m, d));
         for (const T lane : lanes) mean += lane / T(96);
-        for (std::int64_t d = 0; d < 96; ++d) variance += (static_cast<T>(x(m, d)) - mean) * (static_cast<T>(x(m, d)) - mean);
+        for (std::int64_t d = 0; d < 96; ++d)
+          variance += (static_cast<T>(x(m, d)) - mean) * (static_cast<T>(x(m, d)) - mean);
         const T scale = T(1) / std::sqrt(variance / T(96) + T(1e-5));
         for (std::int64_t d = 0; d < 96; ++d) {
-          y(m, d) = static_cast<double>((static_cast<T>(x(m, d)) - mean) * scale * static_cast<T>(gain(d, 0)) +
+          y(m, d) = static_cast<double>((static_cast<T>(x(m, d)) - mean) * scale *
+                                            static_cast<T>(gain(d, 0)) +
                                         (shifted ? static_cast<T>(shift(d, 0)) : T(0)));
         }
       }
@@ -163,9 +178,12 @@ TEST_P(LocalElementwise, LayerNorm) {
     });
   };
   const Attributes attributes{{"eps", 1e-5}};
-  expect_clean(OneOp(model, dtype(), "layer_norm", "ln_f", {x}, normed(true), attributes).scores(), "layer_norm");
-  expect_found(OneOp(model, dtype(), "layer_norm", "ln_f", {x}, normed(true), attributes), "layer_norm");
-  EXPECT_FALSE(OneOp(model, dtype(), "layer_norm", "ln_f", {x}, normed(false), attributes).scores()[0].passed());
+  expect_clean(OneOp(model, dtype(), "layer_norm", "ln_f", {x}, normed(true), attributes).scores(),
+               "layer_norm");
+  expect_found(OneOp(model, dtype(), "layer_norm", "ln_f", {x}, normed(true), attributes),
+               "layer_norm");
+  EXPECT_FALSE(
+      OneOp(model, dtype(), "layer_norm", "ln_f", {x}, normed(false), attributes).scores()[0].passed());
 }
 
 TEST_P(LocalElementwise, Rope) {
@@ -177,9 +195,11 @@ TEST_P(LocalElementwise, Rope) {
       for (std::int64_t m = 0; m < kTokens; ++m) {
         for (std::int64_t head = 0; head < 6; ++head) {
           for (std::int64_t i = 0; i < 8; ++i) {
-            const double angle = static_cast<double>(m + offset) * std::pow(10000.0, -static_cast<double>(i) / 8.0);
+            const double angle = static_cast<double>(m + offset) *
+                                 std::pow(10000.0, -static_cast<double>(i) / 8.0);
             const T c = static_cast<T>(std::cos(angle)), s = static_cast<T>(std::sin(angle));
-            const T a = static_cast<T>(x(m, head * 16 + i)), b = static_cast<T>(x(m, head * 16 + i + 8));
+            const T a = static_cast<T>(x(m, head * 16 + i)),
+                    b = static_cast<T>(x(m, head * 16 + i + 8));
             y(m, head * 16 + i) = static_cast<double>(a * c - b * s);
             y(m, head * 16 + i + 8) = static_cast<double>(b * c + a * s);
           }
@@ -189,9 +209,13 @@ TEST_P(LocalElementwise, Rope) {
     });
   };
   const Attributes attributes{{"head_dim", 16.0}};
-  expect_clean(OneOp(model, dtype(), "rope", "layers.0.self_attn", {x}, rotated(0), attributes).scores(), "rope");
-  expect_found(OneOp(model, dtype(), "rope", "layers.0.self_attn", {x}, rotated(0), attributes), "rope");
-  EXPECT_FALSE(OneOp(model, dtype(), "rope", "layers.0.self_attn", {x}, rotated(1), attributes).scores()[0].passed());
+  expect_clean(
+      OneOp(model, dtype(), "rope", "layers.0.self_attn", {x}, rotated(0), attributes).scores(),
+      "rope");
+  expect_found(OneOp(model, dtype(), "rope", "layers.0.self_attn", {x}, rotated(0), attributes),
+               "rope");
+  EXPECT_FALSE(
+      OneOp(model, dtype(), "rope", "layers.0.self_attn", {x}, rotated(1), attributes).scores()[0].passed());
 }
 
 TEST_P(LocalElementwise, Gate) {
@@ -207,9 +231,11 @@ TEST_P(LocalElementwise, Gate) {
       return y;
     });
   };
-  expect_clean(OneOp(model, dtype(), "gate", "layers.0.mlp", {g, up}, gated(g, up)).scores(), "gate");
+  expect_clean(OneOp(model, dtype(), "gate", "layers.0.mlp", {g, up}, gated(g, up)).scores(),
+               "gate");
   expect_found(OneOp(model, dtype(), "gate", "layers.0.mlp", {g, up}, gated(g, up)), "gate");
-  EXPECT_FALSE(OneOp(model, dtype(), "gate", "layers.0.mlp", {g, up}, gated(up, g)).scores()[0].passed());
+  EXPECT_FALSE(
+      OneOp(model, dtype(), "gate", "layers.0.mlp", {g, up}, gated(up, g)).scores()[0].passed());
 }
 
 TEST_P(LocalElementwise, Unary) {
@@ -221,16 +247,20 @@ TEST_P(LocalElementwise, Unary) {
       for (std::int64_t i = 0; i < kTokens * 160; ++i) {
         const T v = static_cast<T>(x.data()[i]);
         const T inner = T(0.7978845608028654) * (v + T(0.044715) * v * v * v);
-        y.data()[i] = static_cast<double>(gelu ? T(0.5) * v * (T(1) + std::tanh(inner)) : v / (T(1) + std::exp(-v)));
+        y.data()[i] = static_cast<double>(gelu ? T(0.5) * v * (T(1) + std::tanh(inner))
+                                               : v / (T(1) + std::exp(-v)));
       }
       return y;
     });
   };
   for (const bool gelu : {false, true}) {
     const Attributes attributes{{"kind", gelu ? 1.0 : 0.0}};
-    expect_clean(OneOp(model, dtype(), "unary", "h.0.mlp", {x}, activated(gelu), attributes).scores(), "unary");
-    expect_found(OneOp(model, dtype(), "unary", "h.0.mlp", {x}, activated(gelu), attributes), "unary");
-    EXPECT_FALSE(OneOp(model, dtype(), "unary", "h.0.mlp", {x}, activated(!gelu), attributes).scores()[0].passed());
+    expect_clean(OneOp(model, dtype(), "unary", "h.0.mlp", {x}, activated(gelu), attributes).scores(),
+                 "unary");
+    expect_found(OneOp(model, dtype(), "unary", "h.0.mlp", {x}, activated(gelu), attributes),
+                 "unary");
+    EXPECT_FALSE(
+        OneOp(model, dtype(), "unary", "h.0.mlp", {x}, activated(!gelu), attributes).scores()[0].passed());
   }
 }
 
@@ -238,13 +268,15 @@ TEST_P(LocalElementwise, SplitIsACopy) {
   const Model model = small_gpt2();
   const Table x = input(288);
   const Attributes attributes{{"begin", 96.0}, {"end", 192.0}};
-  const Table k = HandRun::slice(x, {{0, kTokens}}, {{96, 192}}), q = HandRun::slice(x, {{0, kTokens}}, {{0, 96}});
+  const Table k = HandRun::slice(x, {{0, kTokens}}, {{96, 192}}),
+              q = HandRun::slice(x, {{0, kTokens}}, {{0, 96}});
   const OneOp op(model, dtype(), "split", "h.0.attn.c_attn", {x}, k, attributes);
   for (const TapScore& score : op.scores()) {
     EXPECT_TRUE(score.passed());
     EXPECT_EQ(score.margin(), std::numeric_limits<double>::infinity());
   }
-  EXPECT_FALSE(OneOp(model, dtype(), "split", "h.0.attn.c_attn", {x}, q, attributes).scores()[0].passed());
+  EXPECT_FALSE(
+      OneOp(model, dtype(), "split", "h.0.attn.c_attn", {x}, q, attributes).scores()[0].passed());
 }
 
 // One unit in the last place is too much where nothing is computed.
@@ -284,7 +316,8 @@ TEST(LocalRope, FarPositions) {
       for (std::int64_t i = 0; i < 48; ++i) {
         const std::int64_t at = i / 8 * 16 + i % 8;
         // Another correct formula for the frequency than the judge's.
-        const double angle = static_cast<double>(131000 + m) * std::exp(-static_cast<double>(i % 8) / 8.0 * std::log(base));
+        const double angle = static_cast<double>(131000 + m) *
+                             std::exp(-static_cast<double>(i % 8) / 8.0 * std::log(base));
         const float c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
         const float a = static_cast<float>(in(m, at)), b = static_cast<float>(in(m, at + 8));
         out(m, at) = static_cast<double>(a * c - b * s);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products and the collectives after them: whole, cut by rows, cut by columns with partials on the wire.
+#include <gtest/gtest.h>
+
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
-
-#include <gtest/gtest.h>
 
 #include "tests/harness/hand_run.hpp"
 
@@ -22,7 +22,8 @@ Table product(const Table& x, const Table& w, const Ranges& columns, const Table
     for (std::int64_t n = 0; n < w.rows(); ++n) {
       T sum = 0;
       for (const Range& range : columns) {
-        for (std::int64_t k = range.begin; k < range.end; ++k) sum += static_cast<T>(x(m, k)) * static_cast<T>(w(n, k));
+        for (std::int64_t k = range.begin; k < range.end; ++k)
+          sum += static_cast<T>(x(m, k)) * static_cast<T>(w(n, k));
       }
       if (bias != nullptr) sum += static_cast<T>((*bias)(n, 0));
       y(m, n) = static_cast<double>(sum);
@@ -31,13 +32,16 @@ Table product(const Table& x, const Table& w, const Ranges& columns, const Table
   return y;
 }
 
-Table product(DType storage, const Table& x, const Table& w, const Ranges& columns, const Table* bias = nullptr) {
-  return storage == DType::f64 ? product<double>(x, w, columns, bias) : product<float>(x, w, columns, bias);
+Table product(DType storage, const Table& x, const Table& w, const Ranges& columns,
+              const Table* bias = nullptr) {
+  return storage == DType::f64 ? product<double>(x, w, columns, bias)
+                               : product<float>(x, w, columns, bias);
 }
 
 /// down_proj cut by columns on `ranks` ranks: act S -> partial P -> reduced R.
 struct RowParallel {
-  RowParallel(const Model& of, int ranks, DType storage, DType wire, unsigned seed, ReduceSpec spec = {})
+  RowParallel(const Model& of, int ranks, DType storage, DType wire, unsigned seed,
+              ReduceSpec spec = {})
       : model(of), run(of, {{"tp", ranks}}, storage, wire) {
     run.prefill(kTokens);
     run.run.reduction = spec;
@@ -87,8 +91,8 @@ struct RowParallel {
 
 void expect_clean(const std::vector<TapScore>& scores) {
   for (const TapScore& score : scores) {
-    EXPECT_TRUE(score.passed()) << score.tap << " rank " << score.rank << ": A " << score.a << " B " << score.b << " C "
-                                << score.c << " " << score.problem;
+    EXPECT_TRUE(score.passed()) << score.tap << " rank " << score.rank << ": A " << score.a << " B "
+                                << score.b << " C " << score.c << " " << score.problem;
     EXPECT_LE(score.a, score.limits.a / 1.5) << score.tap;
     EXPECT_LE(score.b, 0.6) << score.tap;
     EXPECT_LE(score.c, 1.2) << score.tap;
@@ -102,9 +106,11 @@ class LocalLinear : public ::testing::TestWithParam<std::tuple<DType, unsigned>>
   const Model model = small_llama();
 };
 
-INSTANTIATE_TEST_SUITE_P(DTypes, LocalLinear, ::testing::Combine(::testing::ValuesIn(kDTypes), ::testing::Values(1u, 2u, 3u)),
+INSTANTIATE_TEST_SUITE_P(DTypes, LocalLinear,
+                         ::testing::Combine(::testing::ValuesIn(kDTypes), ::testing::Values(1u, 2u, 3u)),
                          [](const auto& at) {
-                           return std::string(name(std::get<0>(at.param))) + "_" + std::to_string(std::get<1>(at.param));
+                           return std::string(name(std::get<0>(at.param))) + "_" +
+                                  std::to_string(std::get<1>(at.param));
                          });
 
 TEST_P(LocalLinear, WholeWithItsBias) {
@@ -152,7 +158,8 @@ TEST_P(LocalLinear, CutByRowsUnevenly) {
 }
 
 TEST_P(LocalLinear, PartialsAndTheirSumPass) {
-  for (const int ranks : {2, 3, 5, 8}) expect_clean(RowParallel(model, ranks, dtype(), dtype(), seed()).scores());
+  for (const int ranks : {2, 3, 5, 8})
+    expect_clean(RowParallel(model, ranks, dtype(), dtype(), seed()).scores());
 }
 
 TEST_P(LocalLinear, FaultsOfPartialsAreFoundOnTheirRank) {
@@ -163,12 +170,16 @@ TEST_P(LocalLinear, FaultsOfPartialsAreFoundOnTheirRank) {
     std::vector<double> v = part.to_f64();
     for (std::size_t m = 0; m < kTokens; ++m) {
       if (fault == 1) std::swap(v[m * 96 + 3], v[m * 96 + 70]);
-      if (fault == 0) std::for_each_n(v.begin() + static_cast<std::ptrdiff_t>(m * 96), 96, [](double& e) { e *= 1.02; });
+      if (fault == 0)
+        std::for_each_n(v.begin() + static_cast<std::ptrdiff_t>(m * 96), 96,
+                        [](double& e) { e *= 1.02; });
     }
     if (fault == 2) std::copy_n(v.begin() + 10 * 96, 96, v.begin() + 11 * 96);
     if (fault == 3) v[4 * 96 + 50] = std::numeric_limits<double>::quiet_NaN();
     if (fault == 4) {
-      for (double& e : v) e = static_cast<double>(std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(e)) & 0xfff00000u));
+      for (double& e : v)
+        e = static_cast<double>(
+            std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(e)) & 0xfff00000u));
     }
     made.run.tensors(made.partial)[1] = round_to(part.dtype(), part.shape(), v);
     made.reduce();
@@ -197,7 +208,8 @@ TEST_P(LocalLinear, ADroppedOrDoubledTermIsTheCollectivesFault) {
     RowParallel made(model, 3, dtype(), dtype(), seed());
     const HostTensor right = made.run.tensors(made.out)[0], term = made.run.tensors(made.partial)[2];
     std::vector<double> v = right.to_f64();
-    for (std::int64_t i = 0; i < kTokens * 96; ++i) v[static_cast<std::size_t>(i)] += (factor - 1.0) * term.at(i);
+    for (std::int64_t i = 0; i < kTokens * 96; ++i)
+      v[static_cast<std::size_t>(i)] += (factor - 1.0) * term.at(i);
     made.run.tensors(made.out).assign(3, round_to(dtype(), right.shape(), v));
     const std::vector<TapScore> scores = made.scores();
     const TapScore* first = first_failure(scores);
@@ -213,12 +225,14 @@ TEST(LocalCollective, OrdersAndWireDtypes) {
   const Model model = small_llama();
   for (const DType storage : kDTypes) {
     for (const DType wire : {DType::f32, DType::bf16, DType::f16}) {
-      for (const ReduceOrder order : {ReduceOrder::ring, ReduceOrder::one_shot, ReduceOrder::fixed_tree}) {
+      for (const ReduceOrder order :
+           {ReduceOrder::ring, ReduceOrder::one_shot, ReduceOrder::fixed_tree}) {
         for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) {
           ReduceSpec spec;
           spec.order = order;
           spec.hop = hop;
-          SCOPED_TRACE(std::string(name(storage)) + " " + std::string(name(wire)) + " " + std::string(name(order)));
+          SCOPED_TRACE(std::string(name(storage)) + " " + std::string(name(wire)) + " " +
+                       std::string(name(order)));
           expect_clean(RowParallel(model, 4, storage, wire, 9, spec).scores());
         }
       }
@@ -266,19 +280,23 @@ TEST(LocalCollective, ReduceScatterSliceAndBroadcast) {
   const Model model = small_llama();
   HandRun run(model, 3, DType::f32);
   run.prefill(kTokens);
-  const int partial = run.value("p", run.partial(48), ValueDType::wire), scattered = run.value("s", run.balanced(48));
-  const int whole = run.value("w", run.whole(48)), sliced = run.value("c", run.balanced(48)), sent = run.value("b", run.whole(48));
+  const int partial = run.value("p", run.partial(48), ValueDType::wire),
+            scattered = run.value("s", run.balanced(48));
+  const int whole = run.value("w", run.whole(48)), sliced = run.value("c", run.balanced(48)),
+            sent = run.value("b", run.whole(48));
   run.source(partial);
   run.source(whole);
   run.collective(CollectiveStep::Kind::reduce_scatter, partial, scattered);
   run.collective(CollectiveStep::Kind::slice, whole, sliced);
   run.collective(CollectiveStep::Kind::broadcast, whole, sent);
-  for (Phase phase : {Phase::prefill, Phase::decode}) run.program.instructions[phase].back().collective.root = 2;
+  for (Phase phase : {Phase::prefill, Phase::decode})
+    run.program.instructions[phase].back().collective.root = 2;
   Table sum(kTokens, 48);
   for (int rank = 0; rank < 3; ++rank) {
     const Table term = random_table(DType::f32, kTokens, 48, static_cast<unsigned>(rank) + 20);
     run.set(partial, rank, term);
-    for (std::int64_t i = 0; i < kTokens * 48; ++i) sum.data()[i] = rounded(DType::f32, sum.data()[i] + term.data()[i]);
+    for (std::int64_t i = 0; i < kTokens * 48; ++i)
+      sum.data()[i] = rounded(DType::f32, sum.data()[i] + term.data()[i]);
     run.set(whole, rank, random_table(DType::f32, kTokens, 48, static_cast<unsigned>(rank) + 30));
   }
   run.spread(scattered, sum);
@@ -293,7 +311,9 @@ TEST(LocalCollective, ReduceScatterSliceAndBroadcast) {
   run.corrupt(sliced, 0, 4, 7, [](double v) { return v * (1.0 + 0x1p-22); });
   const std::vector<TapScore> scores = run.judge(model);
   for (const TapScore& score : scores) {
-    const bool spoilt = (score.tap == "b" && score.rank == 1) || (score.tap == "s" && score.rank == 2) || (score.tap == "c" && score.rank == 0);
+    const bool spoilt = (score.tap == "b" && score.rank == 1) ||
+                        (score.tap == "s" && score.rank == 2) ||
+                        (score.tap == "c" && score.rank == 0);
     EXPECT_EQ(score.passed(), !spoilt) << score.tap << " " << score.rank;
   }
 }

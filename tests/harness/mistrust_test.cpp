@@ -57,7 +57,9 @@ TEST(Mistrust, ZerosOfOneReplica) {
 TEST(Mistrust, PartialsAndCachesAreNotLookedAt) {
   OneValue partial(3, DType::f32, 10, "embed_tokens.partial");
   partial.place(partial.run.partial(48));
-  for (int rank = 0; rank < 3; ++rank) partial.run.set(partial.value, rank, rank == 1 ? random_table(DType::f32, 10, 48, 1) : Table(10, 48));
+  for (int rank = 0; rank < 3; ++rank)
+    partial.run.set(partial.value, rank,
+                    rank == 1 ? random_table(DType::f32, 10, 48, 1) : Table(10, 48));
   EXPECT_TRUE(partial.found().empty());
   OneValue cache(2, DType::f32, 10, "layers.0.self_attn.k_cache");
   cache.place(cache.run.balanced(48));
@@ -73,7 +75,8 @@ TEST(Mistrust, EqualShardsOfDisjointFeatures) {
   made.run.tensors(made.value)[2] = made.run.tensors(made.value)[1];
   ASSERT_EQ(made.found().size(), 1u);
   EXPECT_EQ(made.found()[0].rank, 1);
-  EXPECT_EQ(made.found()[0].sentence, "ranks 1 and 2 hold the same bytes for features [16,32) and [32,48)");
+  EXPECT_EQ(made.found()[0].sentence,
+            "ranks 1 and 2 hold the same bytes for features [16,32) and [32,48)");
 }
 
 // Equal in one step and not in another is a coincidence of that step.
@@ -103,7 +106,8 @@ TEST(Mistrust, OneTokenOfAttentionOverASharedKvHead) {
   made.run.set(made.value, 0, v);
   made.run.set(made.value, 1, v);
   EXPECT_EQ(made.found().size(), 1u) << "nothing says that the heads are shared";
-  const int cache = made.run.value("layers.0.self_attn.v_cache", made.run.cut(Partition(16, {{{0, 16}}, {{0, 16}}}), true));
+  const int cache = made.run.value("layers.0.self_attn.v_cache",
+                                   made.run.cut(Partition(16, {{{0, 16}}, {{0, 16}}}), true));
   made.run.spread(cache, v);
   EXPECT_TRUE(made.found().empty());
 }

@@ -21,6 +21,7 @@ MAY_NOT_INCLUDE = {"harness/local": re.compile(r"(sharded/ops|kernels/(cpu|meta|
 
 INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
 HEAVY = re.compile(r"(Eigen|nlohmann|CLI)/")
+PRIVATE = re.compile(r"^// (.* )?Private[ :]", re.M)
 LICENCE = "// SPDX-License-Identifier: Apache-2.0"
 
 
@@ -45,28 +46,26 @@ def problems_of(name, text):
                 yield number, f"{place}/ may not include {target}: it recomputes what that code did"
 
 
-def private_headers(texts):
-    """Headers that only .cpp files may include, for they bring Eigen, nlohmann or CLI11 in."""
-    return {
-        name
-        for name, text in texts.items()
-        if name.endswith(".hpp") and any(HEAVY.match(i) for i in INCLUDE.findall(text))
-    }
+def is_private(text):
+    """Says the comment at the head of this header that it is for .cpp files alone?"""
+    return PRIVATE.search(text.split("#pragma once")[0]) is not None
 
 
 def check(root):
     """Yields every broken rule below root as (file, line, sentence)."""
     files = [p for f in [*MAY_INCLUDE, "tests", "bench"] for p in sorted((root / f).rglob("*.[ch]pp"))]
     texts = {p.relative_to(root).as_posix(): p.read_text(encoding="utf-8") for p in files}
-    private = private_headers(texts)
+    private = {name for name, text in texts.items() if name.endswith(".hpp") and is_private(text)}
     for name, text in texts.items():
         for line, sentence in problems_of(name, text):
             yield name, line, sentence
-        if name.endswith(".hpp") and name not in private:
-            for number, line in enumerate(text.splitlines(), 1):
-                include = INCLUDE.match(line)
-                if include and include.group(1) in private:
-                    yield name, number, f"a header includes {include.group(1)}, which brings in Eigen, nlohmann or CLI11"
+        if not name.endswith(".hpp") or name in private or name.split("/")[0] not in MAY_INCLUDE:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            include = INCLUDE.match(line)
+            if include and (include.group(1) in private or HEAVY.match(include.group(1))):
+                yield name, number, (f"a public header includes {include.group(1)}; include it in the .cpp file, or say "
+                                     "'Private to .cpp files.' in this header's opening comment")
 
 
 def main():

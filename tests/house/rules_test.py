@@ -8,6 +8,7 @@ import rules
 
 HEAD = rules.LICENCE + "\n"
 HEADER = HEAD + "#pragma once\n"
+PRIVATE_HEADER = HEAD + "// Matrices. Private to .cpp files.\n#pragma once\n"
 
 
 class Rules(unittest.TestCase):
@@ -28,7 +29,8 @@ class Rules(unittest.TestCase):
         self.assertEqual([], self.found({
             "model/config.hpp": HEADER + "#include <string>\n",
             "sharded/plan.cpp": HEAD + '#include "sharded/plan.hpp"\n#include "model/config.hpp"\n',
-            "reference/eigen_map.hpp": HEADER + "#include <Eigen/Core>\n",
+            "reference/eigen_map.hpp": PRIVATE_HEADER + "#include <Eigen/Core>\n",
+            "reference/block.hpp": PRIVATE_HEADER + '#include "reference/eigen_map.hpp"\n',
             "reference/linear.cpp": HEAD + '#include "reference/eigen_map.hpp"\n',
             "harness/local/linear.cpp": HEAD + '#include "sharded/program.hpp"\n#include "reference/blocks.hpp"\n',
         }))
@@ -48,9 +50,13 @@ class Rules(unittest.TestCase):
                     {"harness/local/a.cpp": HEAD + '#include "sharded/ops/linear.hpp"\n'})
 
     def test_heavy_headers_stay_private(self):
+        self.expect("model/a.hpp", 3, "nlohmann/json.hpp",
+                    {"model/a.hpp": HEADER + "#include <nlohmann/json.hpp>\n"})
         self.expect("model/b.hpp", 3, "model/a.hpp",
-                    {"model/a.hpp": HEADER + "#include <nlohmann/json.hpp>\n",
+                    {"model/a.hpp": PRIVATE_HEADER + "#include <nlohmann/json.hpp>\n",
                      "model/b.hpp": HEADER + '#include "model/a.hpp"\n'})
+        self.expect("model/a.hpp", 3, "Eigen/Core",
+                    {"model/a.hpp": HEADER + "#include <Eigen/Core>\n// Private is what this should be.\n"})
 
     def test_licence_and_guard(self):
         self.expect("sim/a.cpp", 1, "SPDX", {"sim/a.cpp": "int a;\n"})
