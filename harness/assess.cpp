@@ -78,6 +78,7 @@ class Assessment {
           from_mismatches(*cell_.program, cell_.result.wiring)}) {
       faults.insert(faults.end(), more.begin(), more.end());
     }
+    settle_ties(faults, measures_.scores);
     report_.gates[Gate::g0] = {true, faults.empty(), std::nullopt};
     // One cause may show on several ranks and steps: the earliest place counts.
     for (const WiringFault& fault : faults) {
@@ -190,7 +191,8 @@ class Assessment {
     first.ranks.erase(std::unique(first.ranks.begin(), first.ranks.end()), first.ranks.end());
     first.all_ranks = static_cast<int>(first.ranks.size()) == cell_.program->mesh.ranks();
     for (const Finding& finding : cell_.program->findings) {
-      if (finding.tap != first.tap) continue;
+      // A collective that doesn't fit its input shows at its output.
+      if (finding.tap != first.tap && finding.tap != first.tap + ".partial") continue;
       first.cause = finding.fix.empty() ? finding.sentence
                                         : fmt::format("{}; add {}", finding.sentence, finding.fix);
       return;
@@ -316,7 +318,7 @@ std::string_view description(Gate gate) {
     case Gate::g3:
       return "every op against f64";
     case Gate::g4:
-      return "logits against one rank's error";
+      return "logits against an unsharded run's error";
     case Gate::g5:
       return "bitwise across TP sizes";
   }

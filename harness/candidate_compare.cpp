@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "harness/assess.hpp"
 #include "harness/candidate.hpp"
+#include "harness/candidate_names.hpp"
 #include "harness/mistrust.hpp"
 #include "harness/wiring.hpp"
 #include "reference/transformer.hpp"
@@ -28,12 +30,16 @@ void append_rows(Matrix<double>& to, const Matrix<double>& rows) {
   to = Matrix<double>(to.rows() + rows.rows(), rows.cols(), std::move(values));
 }
 
-StepValues reference_values(const Model& model, const Candidate& candidate) {
+/// Values that no tap of a step is of are not kept.
+StepValues reference_values(const Model& model, const Candidate& candidate,
+                            const std::map<std::string, std::string, std::less<>>& inputs) {
   std::vector<reference::Transformer<double>> sequences;
   for (std::size_t i = 0; i < candidate.sequences.size(); ++i) sequences.emplace_back(model);
   StepValues values(candidate.run.steps.size());
   for (std::size_t s = 0; s < candidate.run.steps.size(); ++s) {
     const StepTaps& step = candidate.run.steps[s];
+    std::set<std::string> wanted;
+    for (const TapValue& value : step.values) wanted.insert(value_behind(value.name, inputs));
     for (const StepSequence& part : step.step.sequences) {
       if (part.count == 0) continue;
       const auto& ids = candidate.sequences[static_cast<std::size_t>(part.sequence)];
@@ -42,10 +48,7 @@ StepValues reference_values(const Model& model, const Candidate& candidate) {
       sequences[static_cast<std::size_t>(part.sequence)].forward(
           chunk, [&](std::string_view tap, const Matrix<double>& value) {
             const std::string name(tap);
-            const bool wanted = step.find(name) != nullptr ||
-                                step.find(name + ".partial") != nullptr ||
-                                step.find(name + ".reduced") != nullptr;
-            if (wanted)
+            if (wanted.count(name) != 0)
               append_rows(values[s].try_emplace(name, 0, value.cols()).first->second, value);
           });
     }
@@ -53,7 +56,7 @@ StepValues reference_values(const Model& model, const Candidate& candidate) {
   return values;
 }
 
-/// "X.partial" and "X.reduced" become X, less its bias where X has one.
+/// What a tap is held against. "X.partial" and "X.reduced" are X, less its bias where it is added later.
 struct Truth {
   const Matrix<double>* value = nullptr;
   std::vector<double> bias;  // to subtract; empty: none
@@ -62,11 +65,15 @@ struct Truth {
 class Comparer {
  public:
   Comparer(const Model& model, const Candidate& candidate, const VerifyParts& parts)
-      : model_(model), candidate_(candidate), run_(candidate.run), parts_(parts) {}
+      : model_(model),
+        candidate_(candidate),
+        run_(candidate.run),
+        parts_(parts),
+        inputs_(module_inputs(model.config())) {}
 
   CandidateReport compare() {
     report_.unknown = candidate_.unknown;
-    truth_ = reference_values(model_, candidate_);
+    truth_ = reference_values(model_, candidate_, inputs_);
     run_yardstick();
     for (std::size_t s = 0; s < run_.steps.size(); ++s) {
       for (const TapValue& value : run_.steps[s].values) compare_tap(s, value);
@@ -79,6 +86,7 @@ class Comparer {
     const std::unique_ptr<Device> device = parts_.devices.make("cpu");
     JudgeOptions judge;
     judge.taps_may_be_missing = true;
+    judge.ops = &parts_.local_ops;
     judge.arithmetic = [&](Primitive primitive, DType storage) {
       return device->arithmetic(primitive, storage);
     };
@@ -88,6 +96,7 @@ class Comparer {
       report_.mistrust.push_back(
           fmt::format("{} of rank {}: {}", value.tap, value.rank, value.sentence));
     }
+    settle_ties(wiring_, report_.scores);
     find_first();
     return std::move(report_);
   }
@@ -113,31 +122,22 @@ class Comparer {
   }
 
   Truth truth_of(std::size_t s, const std::string& tap) const {
-    const auto& values = truth_[s];
-    const auto found = values.find(tap);
-    if (found != values.end()) return {&found->second, {}};
-    for (const char* suffix : {".partial", ".reduced"}) {
-      const std::string_view ending(suffix);
-      if (tap.size() <= ending.size() ||
-          tap.compare(tap.size() - ending.size(), ending.size(), ending) != 0)
-        continue;
-      const std::string path = tap.substr(0, tap.size() - ending.size());
-      const auto whole = values.find(path);
-      if (whole == values.end()) return {};
-      Truth truth{&whole->second, {}};
-      const Module& module = model_.module(path);
-      const int order = program_order(candidate_.program, Phase::prefill, tap);
-      const bool added = order < instruction_count() &&
-                         candidate_.program.instructions
-                             .at(Phase::prefill)[static_cast<std::size_t>(order)]
-                             .adds_bias;
-      if (module.kind == ModuleKind::linear && module.has_bias && !added) {
-        truth.bias.resize(static_cast<std::size_t>(module.out));
-        model_.read_rows(module.bias(), 0, module.out, truth.bias);
-      }
-      return truth;
+    const auto found = truth_[s].find(value_behind(tap, inputs_));
+    if (found == truth_[s].end()) return {};
+    Truth truth{&found->second, {}};
+    const Stage stage = stage_of(tap);
+    if (stage.kind != Stage::Kind::partial && stage.kind != Stage::Kind::reduced) return truth;
+    const Module& module = model_.module(stage.module);
+    const int order = program_order(candidate_.program, Phase::prefill, tap);
+    const bool added = order < instruction_count() &&
+                       candidate_.program.instructions
+                           .at(Phase::prefill)[static_cast<std::size_t>(order)]
+                           .adds_bias;
+    if (module.kind == ModuleKind::linear && module.has_bias && !added) {
+      truth.bias.resize(static_cast<std::size_t>(module.out));
+      model_.read_rows(module.bias(), 0, module.out, truth.bias);
     }
-    return {};
+    return truth;
   }
   int instruction_count() const {
     return static_cast<int>(candidate_.program.instructions.at(Phase::prefill).size());
@@ -145,14 +145,7 @@ class Comparer {
 
   /// The unsharded run's relative error at the same place; containers and stages share their module's.
   double yardstick_error(std::size_t s, const std::string& tap) const {
-    std::string name = tap;
-    for (const char* suffix : {".partial", ".reduced"}) {
-      const std::string_view ending(suffix);
-      if (name.size() > ending.size() &&
-          name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
-        name.resize(name.size() - ending.size());
-      }
-    }
+    const std::string name = value_behind(tap, inputs_);
     const TapValue* value = yardstick_.steps[s].find(name);
     if (value == nullptr) value = yardstick_.steps[s].find(alias(name));
     if (value == nullptr) return 0.0;
@@ -353,6 +346,7 @@ class Comparer {
   }
 
   void find_first() {
+    // At one tap what can't be compared at all speaks first, then what has numbers.
     struct Suspect {
       int order, gate;
       FirstFailure failure;
@@ -372,10 +366,10 @@ class Comparer {
                                 "assembled value is off by {:.3g}, limit {:.3g} (4 times the "
                                 "unsharded run's error)",
                                 row.rel_fro, row.limit);
-      suspects.push_back({row.order, row.problem.empty() ? 2 : 0, failure});
+      suspects.push_back({row.order, row.problem.empty() ? 3 : 0, failure});
     }
     for (const WiringFault& fault : wiring_) {
-      suspects.push_back({fault.order, 0, failure_of(fault, wiring_)});
+      suspects.push_back({fault.order, 2, failure_of(fault, wiring_)});
     }
     for (const TapScore& score : report_.scores) {
       if (score.passed()) continue;
@@ -399,6 +393,7 @@ class Comparer {
   const Candidate& candidate_;
   const TapRun& run_;
   const VerifyParts& parts_;
+  std::map<std::string, std::string, std::less<>> inputs_;  // of modules
   StepValues truth_;
   TapRun yardstick_;
   std::vector<WiringFault> wiring_;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which op made which tap of a candidate: the model's graph, with placements as the candidate declares them.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "harness/candidate.hpp"
+#include "harness/candidate_names.hpp"
 #include "sharded/op.hpp"
 #include "sharded/placement_rules.hpp"
 
@@ -47,6 +50,7 @@ class CandidateProgram {
     const Op& op = ops_.find(node.op);
     const Module* module = program_.find_module(node.module);
     const bool owns = module != nullptr && node.outputs[0] == node.module;
+    if (owns) collect_input(node);
     Instruction instruction;
     instruction.op = &op;
     instruction.module = node.module;
@@ -56,17 +60,15 @@ class CandidateProgram {
       instruction.inputs.push_back(values_.at(input));
       features.push_back(program_.value(values_.at(input)).layout.features);
     }
-    // A module's stages before its own output: what the candidate shows of X.partial and X.reduced.
-    std::vector<std::string> stages;
-    for (const char* suffix : {".partial", ".reduced"}) {
-      if (owns && layout(node.module + suffix) != nullptr) stages.push_back(node.module + suffix);
-    }
-    stages.push_back(node.outputs[0]);
     const std::vector<std::int64_t> sizes = op.shapes(node, program_.config, module, features);
+    const Placed whole{node.outputs[0], layout_or(node.outputs[0], sizes[0])};
+    const std::vector<Placed> stages =
+        owns ? output_stages(*module, program_.value(instruction.inputs[0]).layout, whole)
+             : std::vector<Placed>{whole};
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
-      const std::string name = i == 0 ? stages.front() : node.outputs[i];
-      Value out{name, layout(name) != nullptr ? *layout(name)
-                                              : Layout::replicated(sizes[i], program_.mesh)};
+      const Placed placed = i == 0 ? stages.front()
+                                   : Placed{node.outputs[i], layout_or(node.outputs[i], sizes[i])};
+      Value out{placed.name, placed.layout};
       if (out.layout.any_partial()) out.dtype = ValueDType::wire;
       out.rows = op.rows();
       if (out.rows == ValueRows::cache)
@@ -74,70 +76,120 @@ class CandidateProgram {
       instruction.outputs.push_back(add(std::move(out)));
       values_[node.outputs[i]] = instruction.outputs.back();
     }
-    instruction.site = stages.front();
-    const bool has_bias = owns && module->kind == ModuleKind::linear && module->has_bias;
-    const bool partial = program_.value(instruction.outputs[0]).layout.any_partial();
-    instruction.adds_bias = has_bias && !partial && stages.front() != node.module + ".reduced";
+    instruction.site = stages.front().name;
+    const bool biased = owns && module->kind == ModuleKind::linear && module->has_bias;
+    const bool bias_is_apart = stages.front().layout.any_partial() ||
+                               stage_of(stages.front().name).kind == Stage::Kind::reduced;
+    instruction.adds_bias = biased && !bias_is_apart;
     if (owns && module->kind != ModuleKind::norm) place_weight(*module, instruction);
     program_.instructions[Phase::prefill].push_back(instruction);
-
-    bool biased = instruction.adds_bias;
-    for (std::size_t stage = 1; stage < stages.size(); ++stage) {
-      const bool last = stage + 1 == stages.size();
-      // X.partial -> X.reduced is the collective, X.reduced -> X the bias; X.partial -> X with a bias is both in one, and
-      // can't be taken apart from outside: the linear's fused check covers it.
-      const bool is_bias = has_bias && last && !biased &&
-                           stages[stage - 1] == node.module + ".reduced";
-      if (has_bias && last && !biased && !is_bias) {
-        values_[node.outputs[0]] = add({node.outputs[0], *layout_or(node.outputs[0], sizes[0])});
-        continue;
-      }
-      add_stage(node, stages[stage], is_bias, sizes[0]);
+    for (std::size_t i = 1; i < stages.size(); ++i) {
+      const bool is_bias = biased && bias_is_apart && i + 1 == stages.size();
+      values_[node.outputs[0]] = add_stage(node.module, stages[i], values_.at(node.outputs[0]),
+                                           is_bias);
     }
   }
 
-  std::optional<Layout> layout_or(const std::string& name, std::int64_t features) const {
+  /// A value and where it is.
+  struct Placed {
+    std::string name;
+    Layout layout;
+  };
+
+  Layout layout_or(const std::string& name, std::int64_t features) const {
     return layout(name) != nullptr ? *layout(name) : Layout::replicated(features, program_.mesh);
   }
 
-  void add_stage(const Node& node, const std::string& name, bool is_bias, std::int64_t features) {
-    const int input = values_.at(node.outputs[0]);
-    const Layout before = program_.value(input).layout;
+  /// "X.in.0", "X.in.1", ..., "X.in", as far as the candidate shows them: its input on the way to X, for all that read it.
+  void collect_input(const Node& node) {
+    std::vector<std::string> names;
+    for (int i = 0; layout(fmt::format("{}.in.{}", node.module, i)) != nullptr; ++i)
+      names.push_back(fmt::format("{}.in.{}", node.module, i));
+    if (layout(node.module + ".in") != nullptr) names.push_back(node.module + ".in");
+    for (const std::string& name : names) {
+      int& current = values_.at(node.inputs[0]);
+      current = add_stage(node.module, {name, *layout(name)}, current, false);
+    }
+  }
+
+  /// What the op itself gives, then the stages that the candidate shows, then the module's output. A linear whose input
+  /// is cut along the features that it sums over gives partial sums, shown or not; where they get a bias, it comes last.
+  std::vector<Placed> output_stages(const Module& module, const Layout& input,
+                                    const Placed& output) const {
+    std::vector<Placed> stages;
+    const auto show = [&](const std::string& name) {
+      if (layout(name) == nullptr) return false;
+      stages.push_back({name, *layout(name)});
+      return true;
+    };
+    const std::string partial = module.path + ".partial", reduced = module.path + ".reduced";
+    const bool shows_partial = show(partial);
+    show(reduced);
+    for (int i = 1; show(fmt::format("{}.{}", reduced, i)); ++i) continue;
+    stages.push_back(output);
+    if (module.kind != ModuleKind::linear) return stages;
+    if (!shows_partial) {
+      Layout sum = stages.front().layout;
+      for (std::size_t axis = 0; axis < sum.placements.size(); ++axis) {
+        const Placement cut = Placement::sharded(Dim::features);
+        if (!(input.placements[axis] == cut) || sum.placements[axis] == cut) continue;
+        std::erase(sum.token_axes, static_cast<int>(axis));
+        sum.placements[axis] = Placement::partial();
+      }
+      if (!(sum == stages.front().layout)) stages.insert(stages.begin(), {partial, sum});
+    }
+    const bool bias_follows = module.has_bias && stages.front().layout.any_partial();
+    if (bias_follows && stages.size() == 2) stages.insert(stages.begin() + 1, {reduced, output.layout});
+    return stages;
+  }
+
+  /// The next stage of a value: its bias, or the collective that takes one placement to the other.
+  int add_stage(const std::string& module, const Placed& stage, int input, bool is_bias) {
     Instruction instruction;
-    instruction.module = node.module;
+    instruction.module = module;
     instruction.inputs = {input};
-    instruction.site = name;
-    instruction.outputs = {add({name, *layout_or(name, features)})};
-    const Layout& after = program_.value(instruction.outputs[0]).layout;
+    instruction.site = stage.name;
+    Value out{stage.name, stage.layout};
+    out.rows = program_.value(input).rows;
+    out.window = program_.value(input).window;
+    instruction.outputs = {add(std::move(out))};
+    const int result = instruction.outputs[0];
+    bool known = true;
     if (is_bias) {
       instruction.op = &ops_.find("bias");
     } else {
-      collective_between(before, after, instruction);
+      known = collective_between(program_.value(input).layout, stage.layout, instruction);
     }
-    values_[node.outputs[0]] = instruction.outputs[0];
-    program_.instructions[Phase::prefill].push_back(instruction);
+    if (known) program_.instructions[Phase::prefill].push_back(instruction);
+    return result;
   }
 
-  /// The collective that takes one placement to the other, over all axes where they differ.
-  void collective_between(const Layout& before, const Layout& after, Instruction& instruction) {
+  /// The one collective that takes one placement to the other, over all axes where they differ. False if it takes several
+  /// kinds: then nothing can be said about the value from its source alone.
+  bool collective_between(const Layout& before, const Layout& after, Instruction& instruction) {
     using Kind = CollectiveStep::Kind;
     CollectiveStep& step = instruction.collective;
-    step.kind = Kind::broadcast;
+    std::optional<Kind> kind;
     for (std::size_t axis = 0; axis < before.placements.size(); ++axis) {
       const Placement& from = before.placements[axis];
       const Placement& to = after.placements[axis];
       if (from == to) continue;
       instruction.axes.push_back(static_cast<int>(axis));
       step.axes.push_back(program_.mesh.axes[axis].name);
-      const Dim dim = to.kind == Placement::Kind::S ? to.dim : from.dim;
+      const bool cuts = to.kind == Placement::Kind::S, cut = from.kind == Placement::Kind::S;
+      const Dim dim = cuts ? to.dim : from.dim;
       step.dim = dim == Dim::tokens ? PlanDim::tokens : PlanDim::features;
-      if (from.is_partial()) {
-        step.kind = to.kind == Placement::Kind::S ? Kind::reduce_scatter : Kind::all_reduce;
-        step.op = from.kind == Placement::Kind::P_max ? ReduceOp::max : ReduceOp::sum;
-      } else {
-        step.kind = to.kind == Placement::Kind::S ? Kind::slice : Kind::all_gather;
-      }
+      if (from.kind == Placement::Kind::P_max) step.op = ReduceOp::max;
+      const Kind here = from.is_partial() ? (cuts ? Kind::reduce_scatter : Kind::all_reduce)
+                        : cut && cuts     ? Kind::all_to_all
+                        : cut             ? Kind::all_gather
+                                          : Kind::slice;
+      if (kind && *kind != here) return false;
+      kind = here;
     }
+    // Placed alike: the same value under another name.
+    step.kind = kind.value_or(Kind::broadcast);
+    return true;
   }
 
   /// Rows as the output is cut, columns as the input of a partial output is.

@@ -168,19 +168,31 @@ class Reader {
   void learn_features() {
     const Program whole = candidate_program(model_, ops_, Mesh{{{"tp", 1}}}, {});
     for (const Value& value : whole.values) features_[value.name] = value.layout.features;
-    for (const Module& module : model_.modules()) {
-      const auto found = features_.find(module.path);
-      if (found == features_.end()) continue;
-      features_[module.path + ".partial"] = found->second;
-      features_[module.path + ".reduced"] = found->second;
+    for (const char* source : {"ids", "positions"}) features_.erase(source);
+    inputs_ = module_inputs(model_.config());
+    for (const auto& [module, input] : inputs_) {
+      features_[module + ".partial"] = features_[module + ".reduced"] = features_.at(module);
+      const auto features = features_.find(input);
+      if (features != features_.end()) features_[module + ".in"] = features->second;
     }
     const Config& config = model_.config();
     for (const std::string& tap : reference::tap_names(config)) {
       const bool inside_mlp = tap.size() > 7 && tap.compare(tap.size() - 7, 7, ".act_fn") == 0;
       features_.emplace(tap, inside_mlp ? config.intermediate_size : config.hidden_size);
     }
-    features_.erase("ids");
-    features_.erase("positions");
+  }
+
+  /// Whole features of a tap; nothing if the model has no such tap.
+  std::optional<std::int64_t> features_of(const std::string& tap) const {
+    auto found = features_.find(tap);
+    // Numbered stages have the features of the value that is on its way.
+    if (found == features_.end() && model_has_stage(tap))
+      found = features_.find(value_behind(tap, inputs_));
+    return found == features_.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool model_has_stage(const std::string& tap) const {
+    const Stage stage = stage_of(tap);
+    return stage.kind != Stage::Kind::none && inputs_.find(stage.module) != inputs_.end();
   }
 
   void read_ranks() {
@@ -229,7 +241,7 @@ class Reader {
             path.string(), full, model_.modules().front().path));
       }
       const std::string tap(strip_prefix(full.substr(slash + 1)));
-      if (features_.find(tap) == features_.end()) {
+      if (!features_of(tap)) {
         if (options_.allow_unknown) {
           ++candidate_.unknown;
           continue;
@@ -257,21 +269,30 @@ class Reader {
                         "tokens, features]",
                         path.string(), full, to_string(shape)));
       }
-      store(*step, tap, layout, rank, std::move(tensor));
+      if (!store(*step, tap, layout, rank, std::move(tensor))) {
+        throw InputError(fmt::format(
+            "{}: {}{} stands under two names, with and without the base model's prefix; keep one",
+            path.string(), prefix, tap));
+      }
     }
   }
 
-  void store(StepTaps& step, const std::string& tap, const Layout& layout, int rank, HostTensor tensor) {
+  /// False if the rank has this tap of this step already.
+  bool store(StepTaps& step, const std::string& tap, const Layout& layout, int rank,
+             HostTensor tensor) {
     if (step.find(tap) == nullptr)
       step.add({tap, layout, std::vector<HostTensor>(static_cast<std::size_t>(mesh_.ranks()))});
     TapValue& value = step.values[step.index.at(tap)];
+    HostTensor& slot = value.ranks[static_cast<std::size_t>(rank)];
+    if (!slot.shape().empty()) return false;
     for (const HostTensor& other : value.ranks) {
       if (!other.shape().empty() && other.bitwise_equal(tensor)) {
         tensor = other;  // replicas are kept once
         break;
       }
     }
-    value.ranks[static_cast<std::size_t>(rank)] = std::move(tensor);
+    slot = std::move(tensor);
+    return true;
   }
 
   const Layout& layout_of(const std::string& tap) {
@@ -298,7 +319,7 @@ class Reader {
     if (!json.is_object())
       fail(fmt::format("taps.{} must be an object such as {{\"tp\": \"S(features)\"}}", pattern));
     const Config& config = model_.config();
-    Layout layout = Layout::replicated(features_.at(tap), mesh_);
+    Layout layout = Layout::replicated(*features_of(tap), mesh_);
     bool cut = false;
     for (const auto& [key, value] : json.items()) {
       if (key == "ranges") continue;
@@ -442,6 +463,7 @@ class Reader {
   Json manifest_;
   Mesh mesh_;
   std::map<std::string, std::int64_t, std::less<>> features_;
+  std::map<std::string, std::string, std::less<>> inputs_;  // of modules
   std::map<std::string, Layout, std::less<>> layouts_;
   Candidate candidate_;
 };

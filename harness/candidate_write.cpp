@@ -33,6 +33,29 @@ Json placement_json(const Layout& layout, const Mesh& mesh) {
   return json;
 }
 
+/// One line per step, rank and tap, so that a person can read and edit it.
+std::string text(const Json& manifest) {
+  std::string out = "{";
+  for (const auto& [key, value] : manifest.items()) {
+    out += fmt::format("{}\n{}: ", out.size() > 1 ? "," : "", Json(key).dump());
+    const bool lines = key == "steps" || key == "ranks" || key == "taps";
+    if (!lines) {
+      out += value.dump();
+      continue;
+    }
+    out += value.is_array() ? "[" : "{";
+    std::string separator;
+    for (const auto& [name, element] : value.items()) {
+      out += separator + "\n  ";
+      if (!value.is_array()) out += Json(name).dump() + ": ";
+      out += element.dump();
+      separator = ",";
+    }
+    out += value.is_array() ? "]" : "}";
+  }
+  return out + "\n}\n";
+}
+
 /// "layers.3.mlp.act" -> "layers.*.mlp.act": layers are cut alike, so one pattern serves all of them.
 std::string layer_pattern(const std::string& tap) {
   for (const char* container : {"layers.", "h."}) {
@@ -103,17 +126,10 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
                               partial = folder / "manifest.json.part";
   {
     std::ofstream out(partial);
-    out << manifest.dump(1) << "\n";
+    out << text(manifest);
     if (!out.flush()) throw InputError(fmt::format("{}: can't be written", partial.string()));
   }
   std::filesystem::rename(partial, target);
-}
-
-std::string step_prefix(const Step& step) {
-  // A prompt in one piece is "prefill/", as in a golden file; further pieces carry their number.
-  if (step.phase == Phase::prefill)
-    return step.index == 0 ? "prefill/" : fmt::format("prefill{}/", step.index);
-  return fmt::format("decode{}/", step.index);
 }
 
 }  // namespace shardcheck

@@ -11,24 +11,25 @@
 namespace shardcheck {
 namespace {
 
-bool reduces(const CollectiveStep& step) {
-  return step.kind == CollectiveStep::Kind::all_reduce ||
-         step.kind == CollectiveStep::Kind::reduce_scatter;
+// A collective moves a value and never changes it, so what it must give follows from where its input is, not from what
+// it does: a sum of values that are whole already is wrong at its own output.
+bool input_is(const Work& work, const TapReader& input, bool (*placed)(const Placement&)) {
+  return std::any_of(
+      work.instruction->axes.begin(), work.instruction->axes.end(), [&](int axis) {
+        return placed(input.layout().placements[static_cast<std::size_t>(axis)]);
+      });
 }
+bool is_partial(const Placement& placement) { return placement.is_partial(); }
+bool is_sharded(const Placement& placement) { return placement.kind == Placement::Kind::S; }
+bool is_maximum(const Placement& placement) { return placement.kind == Placement::Kind::P_max; }
 
 // Whose parts a rank's output is made of, the first owner's number where several have one.
-std::vector<int> sources(const Work& work, int rank) {
+std::vector<int> sources(const Work& work, const TapReader& input, int rank) {
   const std::vector<int> group = work.run->mesh.group(rank, work.instruction->axes);
-  switch (work.instruction->collective.kind) {
-    case CollectiveStep::Kind::broadcast: {
-      const auto root = static_cast<std::size_t>(work.instruction->collective.root);
-      return {root < group.size() ? group[root] : rank};
-    }
-    case CollectiveStep::Kind::slice:
-      return {rank};
-    default:
-      return group;
-  }
+  if (input_is(work, input, is_partial) || input_is(work, input, is_sharded)) return group;
+  const auto root = static_cast<std::size_t>(work.instruction->collective.root);
+  const bool broadcast = work.instruction->collective.kind == CollectiveStep::Kind::broadcast;
+  return {broadcast && root < group.size() ? group[root] : rank};
 }
 
 LocalValue reduced(const Work& work, const TapReader& input, const std::vector<int>& members,
@@ -37,7 +38,7 @@ LocalValue reduced(const Work& work, const TapReader& input, const std::vector<i
   value.y = input.assemble({members.front()});
   const std::int64_t n = value.y.rows() * value.y.cols();
   double* const y = value.y.data();
-  if (work.instruction->collective.op == ReduceOp::max) {
+  if (input_is(work, input, is_maximum)) {
     for (std::size_t i = 1; i < members.size(); ++i) {
       const F64Matrix term = input.assemble({members[i]});
       for (std::int64_t k = 0; k < n; ++k) y[k] = term.data()[k] > y[k] ? term.data()[k] : y[k];
@@ -82,7 +83,8 @@ ReductionBudget reduction_budget(const ReduceSpec& spec, int terms, DType wire, 
   budget.per_result = unit_roundoff(out);
   if (out != wire && !every_hop)
     budget.per_result += unit_roundoff(wire);  // the sum's one rounding to the wire dtype
-  const bool tree = spec.order == ReduceOrder::tree || spec.order == ReduceOrder::fixed_tree;
+  // NCCL's tree on one node is a chain (kernels/reduction.hpp): only fixed_tree has logarithmic height.
+  const bool tree = spec.order == ReduceOrder::fixed_tree;
   const auto p = static_cast<unsigned>(std::max(terms, 1));
   const double hops = tree ? 1.0 + static_cast<double>(std::bit_width(p - 1))
                            : static_cast<double>(p - 1);
@@ -106,7 +108,7 @@ std::vector<TapScore> judge_collective(const Work& work, bool taps_may_be_missin
   };
   std::map<std::vector<const void*>, Readers> readers;
   for (int rank = 0; rank < work.run->mesh.ranks(); ++rank) {
-    std::vector<int> from = sources(work, rank);
+    std::vector<int> from = sources(work, input, rank);
     std::string defect;
     for (const int peer : from) {
       if (defect.empty()) defect = input.defect(peer);
@@ -120,7 +122,7 @@ std::vector<TapScore> judge_collective(const Work& work, bool taps_may_be_missin
     known.ranks.push_back(rank);
   }
   for (const auto& [key, reader] : readers) {
-    const bool sums = reduces(work.instruction->collective);
+    const bool sums = input_is(work, input, is_partial);
     std::vector<Comparison> comparisons = outputs.comparisons(0, reader.ranks, !sums);
     if (comparisons.empty()) continue;
     const DType out = comparisons.front().dtype();

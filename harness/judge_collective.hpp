@@ -14,7 +14,7 @@ struct ReductionBudget {
   double per_result = 0.0, per_terms = 0.0, constant = 0.0;
 };
 
-/// u_out |y| + u_hop sqrt(H sum_r s_r^2) + P half-ulps; H = P - 1 for a chain and 1 + ceil(log2 P) for a tree, u_hop
+/// u_out |y| + u_hop sqrt(H sum_r s_r^2) + P half-ulps; H = P - 1 for a chain and 1 + ceil(log2 P) for fixed_tree, u_hop
 /// that of the dtype that running sums are kept in.
 ReductionBudget reduction_budget(const ReduceSpec& spec, int terms, DType wire, DType out);
 

@@ -120,7 +120,15 @@ class Verification {
 
   void prepare_inputs() {
     std::vector<const Program*> programs;
-    for (const auto& program : programs_) programs.push_back(program.get());
+    std::vector<std::unique_ptr<Program>> others;
+    for (const Mesh& mesh : options_.id_meshes) {
+      others.push_back(
+          std::make_unique<Program>(build_program(model_, resolve(plan_, model_, mesh), parts_.ops)));
+      programs.push_back(others.back().get());
+    }
+    if (programs.empty()) {
+      for (const auto& program : programs_) programs.push_back(program.get());
+    }
     sequences_ = make_sequences(options_.inputs, model_.config(), programs);
     for (const Phase phase : options_.phases) {
       steps_[phase] = phase == Phase::prefill ? prefill_steps(sequences_, options_.inputs.chunk)
@@ -201,6 +209,7 @@ class Verification {
       return device_->arithmetic(primitive, storage);
     };
     judge.threads = options_.threads;
+    judge.ops = &parts_.local_ops;
     const std::vector<std::vector<TapScore>> scores = judge_local(model_, judged, judge);
     for (std::size_t i = 0; i < lot.size(); ++i) {
       const Measures measures{reference_, scores[i], yardstick,
@@ -260,11 +269,27 @@ class Verification {
     return run;
   }
 
+  static std::string mesh_words(const std::vector<Mesh>& meshes, std::string_view tp,
+                                std::string_view mesh) {
+    std::string words;
+    const bool short_form = meshes.front().axes.size() == 1 && meshes.front().axes[0].name == "tp";
+    if (short_form) {
+      std::vector<int> sizes;
+      for (const Mesh& m : meshes) sizes.push_back(m.ranks());
+      return fmt::format(" {} {}", tp, fmt::join(sizes, ","));
+    }
+    for (const Mesh& m : meshes) words += fmt::format(" {} {}", mesh, to_string(m));
+    return words;
+  }
+
   std::string repro(const CellReport& cell) const {
-    std::string text = options_.repro;
-    text += cell.mesh.axes.size() == 1 && cell.mesh.axes[0].name == "tp"
-                ? fmt::format(" --tp {}", cell.mesh.ranks())
-                : fmt::format(" --mesh {}", to_string(cell.mesh));
+    std::string text = options_.repro + mesh_words({cell.mesh}, "--tp", "--mesh");
+    // Generated ids depend on the meshes of the whole run; ids of a file and a single mesh's own don't.
+    const std::vector<Mesh>& borders = options_.id_meshes.empty() ? options_.meshes
+                                                                  : options_.id_meshes;
+    if (options_.inputs.ids.empty() && borders != std::vector<Mesh>{cell.mesh}) {
+      text += mesh_words(borders, "--ids-for", "--ids-for");
+    }
     text += fmt::format(" --dtype {} --phase {}", name(cell.dtype), name(cell.phase));
     if (cell.wire != cell.dtype) text += fmt::format(" --wire {}", name(cell.wire));
     return text;
@@ -313,7 +338,9 @@ class Verification {
 
 }  // namespace
 
-VerifyParts builtin_parts() { return {builtin_devices(), builtin_worlds(), builtin_ops()}; }
+VerifyParts builtin_parts() {
+  return {builtin_devices(), builtin_worlds(), builtin_ops(), builtin_local_ops()};
+}
 
 VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& options,
                     const VerifyParts& parts) {

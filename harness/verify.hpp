@@ -15,6 +15,7 @@
 #include "harness/end_to_end.hpp"
 #include "harness/inputs.hpp"
 #include "harness/judge.hpp"
+#include "harness/local/local_op.hpp"
 #include "harness/mistrust.hpp"
 #include "model/model.hpp"
 #include "sharded/plan.hpp"
@@ -33,7 +34,10 @@ struct VerifyOptions {
   std::string world = "threads";
   bool force = false;          // run a plan that breaks placement rules
   std::filesystem::path dump;  // write every cell's taps here
-  std::string repro;           // command line without mesh, dtype and phase
+  /// Meshes whose vocabulary borders generated ids hold; empty: `meshes`. A repeated cell names those of the run that
+  /// it repeats, so that it sees the same ids.
+  std::vector<Mesh> id_meshes;
+  std::string repro;  // command line without meshes, dtype and phase
   int threads = 2;             // of the judge and of loading weights
   /// Planted faults: asked for each cell; null: none.
   std::function<std::unique_ptr<Interposer>(const Program&, const RunSettings&, Phase)> fault;
@@ -41,11 +45,12 @@ struct VerifyOptions {
   std::function<void(const std::string& what, double done)> progress;
 };
 
-/// What a cell runs on: which kinds of device, communicator and op there are.
+/// What a cell runs on and is judged with: which kinds of device, communicator, op and local check there are.
 struct VerifyParts {
   DeviceRegistry devices;
   WorldRegistry worlds;
   Registry ops;
+  LocalOps local_ops;  // how each op is recomputed for gate G3
 };
 VerifyParts builtin_parts();
 

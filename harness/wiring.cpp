@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "sharded/op.hpp"
 
@@ -37,6 +39,29 @@ std::pair<std::string, int> first_use(const Program& program, const Module& modu
       });
   return {found == instructions.end() ? module.path : found->site,
           static_cast<int>(found - instructions.begin())};
+}
+
+/// Ranks that are alike, together; in order of their first.
+template <typename Alike>
+std::vector<std::vector<int>> classes(const std::vector<int>& ranks, Alike alike) {
+  std::vector<std::vector<int>> found;
+  for (const int rank : ranks) {
+    const auto mine = std::find_if(found.begin(), found.end(), [&](const std::vector<int>& group) {
+      return alike(group.front(), rank);
+    });
+    if (mine == found.end()) {
+      found.push_back({rank});
+    } else {
+      mine->push_back(rank);
+    }
+  }
+  return found;
+}
+
+void describe_replicas(WiringFault& fault, const std::vector<int>& others) {
+  fault.sentence = fmt::format(
+      "replicas differ: rank {} has other bits than rank {}, which holds the same part",
+      fmt::join(fault.ranks, ", "), fmt::join(others, ", "));
 }
 
 /// Rows [first, first + n) of a dense tensor as bytes.
@@ -124,32 +149,61 @@ std::vector<WiringFault> check_replicas(const Program& program, const TapRun& ru
       for (const int output : instruction.outputs) {
         const TapValue* value = taps.find(program.value(output).name);
         if (value == nullptr) continue;
-        std::vector<int> differing;
-        for (int rank = 1; rank < run.mesh.ranks(); ++rank) {
-          for (int first = 0; first < rank; ++first) {
-            if (!same_part(*value, run.mesh, taps.step.tokens(), first, rank)) continue;
-            bool comparable = !value->ranks[static_cast<std::size_t>(first)].shape().empty() &&
-                              !value->ranks[static_cast<std::size_t>(rank)].shape().empty();
-            if (instruction.op != nullptr) {
-              for (const int input : instruction.inputs) {
+        const auto replicas = [&](int a, int b) {
+          if (!same_part(*value, run.mesh, taps.step.tokens(), a, b)) return false;
+          if (instruction.op == nullptr) return true;
+          return std::all_of(
+              instruction.inputs.begin(), instruction.inputs.end(), [&](int input) {
                 const TapValue* in = taps.find(program.value(input).name);
-                if (in != nullptr && !equal_bits(*in, first, rank)) comparable = false;
-              }
-            }
-            if (comparable && !equal_bits(*value, first, rank)) differing.push_back(rank);
-            break;
-          }
+                return in == nullptr || equal_bits(*in, a, b);
+              });
+        };
+        std::vector<int> holders;
+        for (int rank = 0; rank < run.mesh.ranks(); ++rank) {
+          if (!value->ranks[static_cast<std::size_t>(rank)].shape().empty())
+            holders.push_back(rank);
         }
-        if (differing.empty()) continue;
-        faults.push_back({value->name, static_cast<int>(order), taps.step.phase, taps.step.index,
-                          differing,
-                          fmt::format("replicas differ: rank {} has other bits than the first rank "
-                                      "that holds the same part",
-                                      fmt::join(differing, ", "))});
+        for (const std::vector<int>& group : classes(holders, replicas)) {
+          std::vector<std::vector<int>> equal = classes(
+              group, [&](int a, int b) { return equal_bits(*value, a, b); });
+          if (equal.size() == 1) continue;
+          WiringFault fault{value->name, static_cast<int>(order), taps.step.phase, taps.step.index,
+                            {}, {}};
+          const auto most = std::max_element(equal.begin(), equal.end(), [](const auto& a, const auto& b) {
+            return a.size() < b.size();
+          });
+          for (auto other = equal.begin(); other != equal.end(); ++other) {
+            if (other != most)
+              fault.ranks.insert(fault.ranks.end(), other->begin(), other->end());
+          }
+          if (fault.ranks.size() == most->size()) fault.against = *most;
+          describe_replicas(fault, *most);
+          faults.push_back(std::move(fault));
+        }
       }
     }
   }
   return faults;
+}
+
+void settle_ties(std::vector<WiringFault>& faults, std::span<const TapScore> scores) {
+  for (WiringFault& fault : faults) {
+    if (fault.against.empty()) continue;
+    // A bit changed in a value that was rounded right takes it further away: the mean shows it where no limit does.
+    const auto distance = [&](const std::vector<int>& ranks) {
+      double furthest = 0.0;
+      for (const TapScore& score : scores) {
+        if (score.tap != fault.tap) continue;
+        if (std::find(ranks.begin(), ranks.end(), score.rank) == ranks.end()) continue;
+        if (std::isnan(score.b)) return std::numeric_limits<double>::infinity();
+        furthest = std::max(furthest, score.b > 0.0 ? score.b : score.a);
+      }
+      return furthest;
+    };
+    if (!(distance(fault.ranks) < distance(fault.against))) continue;
+    std::swap(fault.ranks, fault.against);
+    describe_replicas(fault, fault.against);
+  }
 }
 
 std::vector<WiringFault> check_caches(const Program& program, const TapRun& run) {

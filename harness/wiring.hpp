@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "harness/judge.hpp"
 #include "harness/run.hpp"
 #include "sharded/program.hpp"
 #include "sharded/runner.hpp"
@@ -21,6 +23,7 @@ struct WiringFault {
   int step = 0;
   std::vector<int> ranks;
   std::string sentence;
+  std::vector<int> against = {};  // replicas: as many ranks that hold the other bits; empty if `ranks` are fewer
 };
 
 /// Compares every weight shard of a rank with the slice of the whole weight that the plan gives it. Thread safe; called
@@ -40,8 +43,11 @@ class WeightInspector {
 };
 
 /// Replicas: ranks that hold the same part of a value have the same bits where a collective produced it, or where the
-/// same op computed it from bitwise equal inputs of the same shape.
+/// same op computed it from bitwise equal inputs of the same shape. Named are the ranks that differ from the most.
 std::vector<WiringFault> check_replicas(const Program& program, const TapRun& run);
+
+/// Where replicas are evenly divided, those are named that lie further from the recomputation.
+void settle_ties(std::vector<WiringFault>& faults, std::span<const TapScore> scores);
 
 /// What attention read in a step equals the keys and values of all earlier steps and this one, restricted to the
 /// positions that some query of the step may see.

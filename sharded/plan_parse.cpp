@@ -302,7 +302,7 @@ class Parser {
     const auto close = text.rfind(')');
     if (open == std::string::npos || close == std::string::npos || close < open ||
         !compact(text.substr(close + 1)).empty()) {
-      return {compact(text), {}};
+      return {trim(text), {}};
     }
     std::vector<std::string> arguments;
     std::string current;
@@ -392,32 +392,6 @@ Plan parse_plan(std::string_view text, const std::string& origin) {
 Plan load_plan(const std::string& file_or_name) {
   const std::filesystem::path file = find_shipped("plans", file_or_name);
   return parse_plan(read_text(file), file.string());
-}
-
-std::string to_string(const CollectiveStep& step) {
-  const auto dim = [](PlanDim wanted) {
-    for (const auto& [key, value] : kDims) {
-      if (value == wanted) return key;
-    }
-    return std::string_view("?");
-  };
-  const std::string group = step.axes.size() == 1 ? step.axes[0]
-                                                  : fmt::format("[{}]", fmt::join(step.axes, ", "));
-  switch (step.kind) {
-    case CollectiveStep::Kind::all_reduce:
-      return fmt::format("all_reduce({}, {})", name(step.op), group);
-    case CollectiveStep::Kind::reduce_scatter:
-      return fmt::format("reduce_scatter({}, {}, {})", name(step.op), dim(step.dim), group);
-    case CollectiveStep::Kind::all_gather:
-      return fmt::format("all_gather({}, {})", dim(step.dim), group);
-    case CollectiveStep::Kind::all_to_all:
-      return fmt::format("all_to_all({}, {}, {})", dim(step.dim), dim(step.concat), group);
-    case CollectiveStep::Kind::broadcast:
-      return fmt::format("broadcast({}, {})", step.root, group);
-    case CollectiveStep::Kind::slice:
-      return fmt::format("slice({}, {})", dim(step.dim), group);
-  }
-  return "?";
 }
 
 }  // namespace shardcheck

@@ -224,11 +224,11 @@ class Resolver {
       Ranges& mine = owned[static_cast<std::size_t>(rank)];
       const int at = mesh_.coordinates(rank)[static_cast<std::size_t>(axis)];
       if (follows_q) {
-        mine = kv_rows(module, rank, axis, resolved);
+        mine = kv_rows(module, rank, axis, placement, resolved);
+      } else if (rows && cuts_sections(module, cut)) {
+        mine = section_rows(module, mine, cut, size, at);
       } else if (!cut.ranges.empty()) {
         mine = compose(mine, explicit_partition(module, cut, size, unit, total(mine)).of(at));
-      } else if (!module.sections.empty() && rows && cut.unit == CutUnit::head) {
-        mine = section_rows(module, mine, size, at);
       } else if (cut.unit == CutUnit::chunk) {
         mine = compose(mine, Partition::chunked(total(mine), size).of(at));
       } else {
@@ -239,10 +239,11 @@ class Resolver {
         mine = compose(mine, Partition::balanced(total(mine), size, unit).of(at));
       }
     }
-    placement.may_overlap = placement.may_overlap || follows_q;
+    const bool may_overlap = cut.unit == CutUnit::kv_head;
+    placement.may_overlap = placement.may_overlap || may_overlap;
     if (size > 1) placement.cuts.push_back({axis, rows});
     const Partition whole(extent, owned_along(owned, axis));
-    const std::string defect = first ? whole.defect(follows_q) : std::string();
+    const std::string defect = first ? whole.defect(may_overlap) : std::string();
     if (!defect.empty()) {
       throw InputError(fmt::format("{}: {}: {} (of {} {})", plan_.origin, module.path, defect,
                                    extent, rows ? "rows" : "columns"));
@@ -319,7 +320,8 @@ class Resolver {
     return normalized(std::move(rows));
   }
 
-  Ranges kv_rows(const Module& module, int rank, int axis, const ResolvedPlan& resolved) {
+  Ranges kv_rows(const Module& module, int rank, int axis, const ModulePlacement& cut_so_far,
+                 const ResolvedPlan& resolved) {
     for (const Module& q : model_.modules()) {
       if (q.role != ModuleRole::q || q.layer != module.layer) continue;
       const ModulePlacement& placement = resolved.placement(q.path);
@@ -327,8 +329,14 @@ class Resolver {
       // Ranks that this rank's k isn't cut against share it: their q heads count too.
       Ranges q_rows;
       for (int peer = 0; peer < mesh_.ranks(); ++peer) {
-        const auto i = static_cast<std::size_t>(axis);
-        if (mesh_.coordinates(peer)[i] != mesh_.coordinates(rank)[i]) continue;
+        const std::vector<int> here = mesh_.coordinates(rank), there = mesh_.coordinates(peer);
+        const auto apart = [&](int along) {
+          return here[static_cast<std::size_t>(along)] != there[static_cast<std::size_t>(along)];
+        };
+        if (apart(axis) || std::any_of(cut_so_far.cuts.begin(), cut_so_far.cuts.end(),
+                                       [&](const auto& cut) { return cut.rows && apart(cut.axis); })) {
+          continue;
+        }
         const Ranges& theirs = placement.rows[static_cast<std::size_t>(peer)];
         q_rows.insert(q_rows.end(), theirs.begin(), theirs.end());
       }
@@ -338,8 +346,14 @@ class Resolver {
                                  plan_.origin, module.path));
   }
 
-  /// A fused q | k | v: q by heads, k and v by the kv heads that those need; each section on its own.
-  Ranges section_rows(const Module& module, const Ranges& mine, int size, int at) {
+  /// Whether a fused tensor is cut section by section: by rows or heads. Chunks and explicit rows are of the whole.
+  static bool cuts_sections(const Module& module, const WeightCut& cut) {
+    return !module.sections.empty() &&
+           (cut.unit == CutUnit::head || (cut.unit == CutUnit::row && cut.ranges.empty()));
+  }
+
+  /// A fused q | k | v. By rows: each section on its own. By heads: q, with k and v by the kv heads that those need.
+  Ranges section_rows(const Module& module, const Ranges& mine, const WeightCut& cut, int size, int at) {
     Ranges result, q_rows;
     for (const Section& section : module.sections) {
       Ranges local;  // the part of this section that the rank holds so far, relative to the section
@@ -348,14 +362,17 @@ class Resolver {
         const std::int64_t end = std::min(range.end, section.end);
         if (begin < end) local.push_back({begin - section.begin, end - section.begin});
       }
-      Ranges cut;
-      if (section.role == ModuleRole::q) {
-        cut = compose(local, Partition::balanced(total(local), size, config_.head_dim).of(at));
-        q_rows = cut;
+      const std::int64_t unit = cut.unit == CutUnit::row ? 1 : config_.head_dim;
+      Ranges part;
+      if (cut.unit == CutUnit::head && section.role != ModuleRole::q) {
+        part = kv_heads_for(q_rows);
+      } else if (cut.ranges.empty()) {
+        part = compose(local, Partition::balanced(total(local), size, unit).of(at));
       } else {
-        cut = kv_heads_for(q_rows);
+        part = compose(local, explicit_partition(module, cut, size, unit, total(local)).of(at));
       }
-      for (const Range& range : cut)
+      if (section.role == ModuleRole::q) q_rows = part;
+      for (const Range& range : part)
         result.push_back({range.begin + section.begin, range.end + section.begin});
     }
     return result;
@@ -368,76 +385,10 @@ class Resolver {
   std::map<std::string, const WeightRule*> rules_;
 };
 
-/// Matches one alternative-free pattern.
-bool matches_plain(std::string_view pattern, std::string_view path) {
-  if (pattern.empty()) return path.empty();
-  if (pattern.front() == '*') {
-    for (std::size_t length = 0; length <= path.size(); ++length) {
-      if (length > 0 && matches_plain(pattern.substr(1), path.substr(length))) return true;
-      if (length < path.size() && path[length] == '.') return false;
-    }
-    return false;
-  }
-  return !path.empty() && pattern.front() == path.front() &&
-         matches_plain(pattern.substr(1), path.substr(1));
-}
-
-/// Expands the first {a,b} and tries each.
-bool matches_expanded(const std::string& pattern, std::string_view path) {
-  const auto open = pattern.find('{');
-  const auto close = open == std::string::npos ? open : pattern.find('}', open);
-  if (close == std::string::npos) return matches_plain(pattern, path);
-  std::size_t begin = open + 1;
-  while (begin <= close) {
-    const std::size_t end = std::min(pattern.find(',', begin), close);
-    if (matches_expanded(
-            pattern.substr(0, open) + pattern.substr(begin, end - begin) + pattern.substr(close + 1),
-            path)) {
-      return true;
-    }
-    begin = end + 1;
-  }
-  return false;
-}
-
 }  // namespace
-
-bool matches(std::string_view pattern, std::string_view path) {
-  return matches_expanded(std::string(strip_prefix(pattern)), strip_prefix(path));
-}
 
 ResolvedPlan resolve(const Plan& plan, const Model& model, const Mesh& mesh) {
   return Resolver(plan, model, mesh).resolve();
-}
-
-const ModulePlacement::AxisCut* ModulePlacement::on(int axis) const {
-  for (const AxisCut& cut : cuts) {
-    if (cut.axis == axis) return &cut;
-  }
-  return nullptr;
-}
-
-const ModulePlacement& ResolvedPlan::placement(std::string_view module) const {
-  const auto found = weights.find(module);
-  if (found == weights.end()) throw InputError(fmt::format("the plan knows no module {}", module));
-  return found->second;
-}
-
-Ranges ResolvedPlan::rows_of(const Module& module, int rank) const {
-  const ModulePlacement& at = placement(module.path);
-  return at.rows.empty() ? Ranges{{0, module.out}} : at.rows[static_cast<std::size_t>(rank)];
-}
-
-Ranges ResolvedPlan::cols_of(const Module& module, int rank) const {
-  const ModulePlacement& at = placement(module.path);
-  return at.cols.empty() ? Ranges{{0, module.in}} : at.cols[static_cast<std::size_t>(rank)];
-}
-
-const std::vector<CollectiveStep>& ResolvedPlan::steps(Phase phase, std::string_view point) const {
-  static const std::vector<CollectiveStep> kNone;
-  const auto& at = points.at(phase);
-  const auto found = at.find(point);
-  return found == at.end() ? kNone : found->second;
 }
 
 }  // namespace shardcheck

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan's text, and the place in it that a message is about.
+// A plan's text, and the place in it that a message is about. Private to .cpp files.
 #pragma once
 
 #include <cstddef>

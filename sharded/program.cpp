@@ -74,14 +74,23 @@ class ProgramBuilder {
       bias_on_partial(node, instruction.outputs[0]);
 
     int result = instruction.outputs[0];
+    int stage = 0;
+    const auto stage_name = [&](bool last) {
+      if (last) return node.outputs[0];
+      const int number = stage++;
+      return number == 0 ? node.outputs[0] + ".reduced"
+                         : fmt::format("{}.reduced.{}", node.outputs[0], number);
+    };
+    bool bias_due = separate_bias;
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const bool last = i + 1 == steps.size();
-      const std::string name = last && !separate_bias ? node.outputs[0]
-                               : i == 0               ? node.outputs[0] + ".reduced"
-                                        : fmt::format("{}.reduced.{}", node.outputs[0], i);
-      result = add_collective(steps[i], node.module, name, result);
+      result = add_collective(steps[i], node.module, stage_name(last && !bias_due), result);
+      // As soon as the sum is whole: a gather that follows moves what has its bias already.
+      if (bias_due && (last || !value(result).layout.any_partial())) {
+        result = add_bias(node, result, stage_name(last));
+        bias_due = false;
+      }
     }
-    if (separate_bias) result = add_bias(node, result);
     values_[node.outputs[0]] = result;
     for (std::size_t i = 1; i < node.outputs.size(); ++i)
       values_[node.outputs[i]] = instruction.outputs[i];
@@ -166,7 +175,7 @@ class ProgramBuilder {
         return placed.outputs;
       }
       for (const PlacementViolation& violation : placed.violations) {
-        record(violation, node.op, inputs[static_cast<std::size_t>(violation.input)]);
+        record(violation, node, module, inputs[static_cast<std::size_t>(violation.input)]);
       }
     }
     // No assumption satisfies the rule: the run can only show where it ends.
@@ -177,13 +186,14 @@ class ProgramBuilder {
     return outputs;
   }
 
-  void record(const PlacementViolation& violation, std::string_view op, int input) {
+  void record(const PlacementViolation& violation, const Node& node, const Module* consumer, int input) {
     Value& wrong = value(input);
     const auto axis = static_cast<std::size_t>(violation.axis);
     const Placement met = wrong.layout.placements[axis];
-    add_finding({violation.rule, std::string(op), wrong.name, program_.mesh.axes[axis].name,
-                 to_string(met), to_string(violation.required),
-                 violation.fix.empty() ? "" : fix_at(wrong.name, violation.fix), violation.sentence});
+    add_finding({violation.rule, node.op, wrong.name, program_.mesh.axes[axis].name, to_string(met),
+                 to_string(violation.required),
+                 violation.fix.empty() ? "" : fix_at(wrong.name, violation.fix, consumer),
+                 violation.sentence});
     if (!met.is_partial()) program_.forced_shapes = true;
     wrong.layout = violation.assumed;
   }
@@ -198,9 +208,10 @@ class ProgramBuilder {
     }
   }
 
-  /// The plan entry that would repair a value: at its module's output point.
-  std::string fix_at(const std::string& tap, const std::string& step) const {
-    return program_.find_module(tap) != nullptr ? fmt::format("\"{}.out\": \"{}\"", tap, step) : step;
+  /// The plan entry that would repair a value: at its module's output, or at the input of the module that reads it.
+  std::string fix_at(const std::string& tap, const std::string& step, const Module* consumer) const {
+    if (program_.find_module(tap) != nullptr) return fmt::format("\"{}.out\": \"{}\"", tap, step);
+    return consumer != nullptr ? fmt::format("\"{}.in\": \"{}\"", consumer->path, step) : step;
   }
 
   void bias_on_partial(const Node& node, int output) {
@@ -215,17 +226,17 @@ class ProgramBuilder {
     }
   }
 
-  int add_bias(const Node& node, int input) {
+  int add_bias(const Node& node, int input, const std::string& name) {
     const Op& op = ops_.find("bias");
-    const Node bias{"bias", node.module, {value(input).name}, {node.outputs[0]}, {}};
+    const Node bias{"bias", node.module, {value(input).name}, {name}, {}};
     Instruction instruction;
     instruction.op = &op;
     instruction.module = node.module;
     instruction.inputs = {input};
     const std::vector<Layout> outputs = place(op, bias, program_.find_module(node.module),
                                               instruction.inputs);
-    instruction.outputs = {add_value({node.outputs[0], outputs[0]})};
-    instruction.site = node.outputs[0];
+    instruction.outputs = {add_value({name, outputs[0]})};
+    instruction.site = name;
     instructions().push_back(instruction);
     return instruction.outputs[0];
   }
@@ -247,7 +258,12 @@ class ProgramBuilder {
   }
 
   /// Layout after a collective; a step that doesn't fit its input's placement is a finding.
-  Layout collect(const CollectiveStep& step, const std::vector<int>& axes, int input) {
+  Layout collect(const CollectiveStep& step, const std::vector<int>& group, int input) {
+    // An axis of one rank cuts nothing: a value is whole along it, whatever the step says.
+    std::vector<int> axes = group;
+    std::erase_if(axes, [this](int axis) {
+      return program_.mesh.axes[static_cast<std::size_t>(axis)].size == 1;
+    });
     using Kind = CollectiveStep::Kind;
     const Mesh& mesh = program_.mesh;
     const bool split_tokens = tokens(step.dim);
@@ -338,7 +354,7 @@ class ProgramBuilder {
                                    : fmt::format("all_gather({}, {})",
                                                  met.dim == Dim::tokens ? "tokens" : "vocab", name);
       add_finding({"output_not_replicated", "output", logits.name, name, to_string(met), "R",
-                   fix_at(logits.name, step), "the logits must be whole on every rank"});
+                   fix_at(logits.name, step, nullptr), "the logits must be whole on every rank"});
       if (!met.is_partial()) program_.forced_shapes = true;
       logits.layout = assume_replicated(logits.layout, program_.mesh, static_cast<int>(axis));
     }

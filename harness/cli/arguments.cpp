@@ -33,6 +33,40 @@ int group_size(const std::string& word, const std::string& option) {
   return static_cast<int>(*size);
 }
 
+/// "x=2,y=4" in any order of the axes; ranks are counted in the plan's.
+Mesh mesh_of(const Plan& chosen, const std::string& option, const std::string& text) {
+  Mesh parsed;
+  for (const std::string& part : split({text})) {
+    const auto equals = part.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      throw InputError(fmt::format("{}: \"{}\" is no axis=size; write for example {}=2", option,
+                                   part, chosen.mesh[0]));
+    }
+    const std::string axis = part.substr(0, equals);
+    if (parsed.axis_index(axis) >= 0) {
+      throw InputError(fmt::format("{}: the axis {} stands twice in {}", option, axis, text));
+    }
+    parsed.axes.push_back({axis, group_size(part.substr(equals + 1), option)});
+  }
+  Mesh ordered;
+  for (const std::string& axis : chosen.mesh) {
+    const int at = parsed.axis_index(axis);
+    if (at < 0) {
+      throw InputError(fmt::format("{} {}: the plan {} has the axes {}; give each a size", option,
+                                   text, chosen.name, fmt::join(chosen.mesh, ", ")));
+    }
+    ordered.axes.push_back(parsed.axes[static_cast<std::size_t>(at)]);
+  }
+  if (ordered.axes.size() != parsed.axes.size()) {
+    throw InputError(fmt::format("{} {}: the plan {} has only the axes {}", option, text,
+                                 chosen.name, fmt::join(chosen.mesh, ", ")));
+  }
+  if (ordered.ranks() > 1024) {
+    throw InputError(fmt::format("{} {}: {} ranks are more than 1024", option, text, ordered.ranks()));
+  }
+  return ordered;
+}
+
 }  // namespace
 
 void ModelArguments::add_to(CLI::App& app) {
@@ -89,59 +123,46 @@ void PlanArguments::add_to(CLI::App& app, const std::string& default_tp) {
       ->type_name("AXES");
 }
 
-std::vector<Mesh> PlanArguments::meshes(const Plan& chosen) const {
+std::vector<Mesh> PlanArguments::parse(const Plan& chosen, const std::string& option,
+                                       const std::vector<std::string>& words) {
   std::vector<Mesh> meshes;
-  const auto add = [&](Mesh m, const std::string& option) {
+  const auto add = [&](Mesh m) {
     if (std::find(meshes.begin(), meshes.end(), m) != meshes.end()) {
       throw InputError(fmt::format("{}: {} is given twice; name each mesh once", option, to_string(m)));
     }
     meshes.push_back(std::move(m));
   };
-  for (const std::string& text : mesh) {
-    Mesh parsed;
-    for (const std::string& part : split({text})) {
-      const auto equals = part.find('=');
-      if (equals == std::string::npos || equals == 0) {
-        throw InputError(fmt::format("--mesh: \"{}\" is no axis=size; write for example {}=2", part,
-                                     chosen.mesh[0]));
-      }
-      const std::string axis = part.substr(0, equals);
-      if (parsed.axis_index(axis) >= 0)
-        throw InputError(fmt::format("--mesh: the axis {} stands twice in {}", axis, text));
-      parsed.axes.push_back({axis, group_size(part.substr(equals + 1), "--mesh")});
+  for (const std::string& word : words) {
+    if (word.find('=') != std::string::npos) {
+      add(mesh_of(chosen, option, word));
+      continue;
     }
-    // Written in any order; ranks are counted in the plan's.
-    Mesh ordered;
-    for (const std::string& axis : chosen.mesh) {
-      const int at = parsed.axis_index(axis);
-      if (at < 0) {
-        throw InputError(fmt::format("--mesh {}: the plan {} has the axes {}; give each a size",
-                                     text, chosen.name, fmt::join(chosen.mesh, ", ")));
-      }
-      ordered.axes.push_back(parsed.axes[static_cast<std::size_t>(at)]);
-    }
-    if (ordered.axes.size() != parsed.axes.size()) {
-      throw InputError(fmt::format("--mesh {}: the plan {} has only the axes {}", text, chosen.name,
-                                   fmt::join(chosen.mesh, ", ")));
-    }
-    if (ordered.ranks() > 1024)
-      throw InputError(fmt::format("--mesh {}: {} ranks are more than 1024", text, ordered.ranks()));
-    add(std::move(ordered), "--mesh");
-  }
-  std::vector<std::string> sizes = split(tp);
-  if (sizes.empty() && meshes.empty()) {
     if (chosen.mesh.size() > 1) {
-      throw InputError(fmt::format("the plan {} has the axes {}; give their sizes with --mesh",
-                                   chosen.name, fmt::join(chosen.mesh, ", ")));
+      throw InputError(
+          fmt::format("{}: the plan {} has the axes {}; give their sizes with --mesh {}=2", option,
+                      chosen.name, fmt::join(chosen.mesh, ", "), fmt::join(chosen.mesh, "=2,")));
     }
-    sizes = split({default_tp_});
+    for (const std::string& size : split({word}))
+      add(Mesh{{{chosen.mesh[0], group_size(size, option)}}});
   }
-  if (!sizes.empty() && chosen.mesh.size() > 1) {
-    throw InputError(fmt::format("--tp: the plan {} has the axes {}; use --mesh", chosen.name,
-                                 fmt::join(chosen.mesh, ", ")));
+  return meshes;
+}
+
+std::vector<Mesh> PlanArguments::meshes(const Plan& chosen) const {
+  for (const std::string& word : mesh) {
+    if (word.find('=') == std::string::npos) {
+      throw InputError(fmt::format("--mesh: \"{}\" is no axis=size; write for example {}=2", word,
+                                   chosen.mesh[0]));
+    }
   }
-  for (const std::string& size : sizes)
-    add(Mesh{{{chosen.mesh[0], group_size(size, "--tp")}}}, "--tp");
+  std::vector<Mesh> meshes = parse(chosen, "--mesh", mesh);
+  const bool none = tp.empty() && meshes.empty();
+  for (Mesh& m : parse(chosen, "--tp", none ? std::vector<std::string>{default_tp_} : tp)) {
+    if (std::find(meshes.begin(), meshes.end(), m) != meshes.end()) {
+      throw InputError(fmt::format("--tp: {} is given twice; name each mesh once", to_string(m)));
+    }
+    meshes.push_back(std::move(m));
+  }
   return meshes;
 }
 

@@ -40,6 +40,8 @@ struct PlanArguments {
   /// Meshes in the order they were given. InputError: a size that is no positive number, one given twice, an axis that
   /// the plan's mesh doesn't have.
   std::vector<Mesh> meshes(const Plan& plan) const;
+  /// Meshes written as in an option's words: sizes of the plan's one axis, or axis=size lists. Checked like meshes().
+  static std::vector<Mesh> parse(const Plan& plan, const std::string& option, const std::vector<std::string>& words);
 
  private:
   std::string default_tp_;

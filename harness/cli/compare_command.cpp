@@ -64,6 +64,9 @@ void add_compare(CLI::App& app, int& exit_code) {
                     "count tensors that the model doesn't have, instead of refusing them");
   command->add_option("--json", a->json, "write the report, schema shardcheck.compare/1")
       ->type_name("FILE");
+  command->footer(
+      "Examples: shardcheck compare path/to/model --golden golden.safetensors\n"
+      "          shardcheck compare path/to/model --candidate folder-of-my-run");
   command->callback([a, &exit_code] { exit_code = run(*a); });
 }
 

@@ -37,6 +37,13 @@ int run(const CostArguments& a) {
   options.batch = a.batch;
   options.sequence = a.sequence;
   const Model model = a.model.load(true);
+  const Config& config = model.config();
+  if (config.rope.type == RopeConfig::Type::none && a.sequence + 1 > config.max_positions) {
+    throw InputError(fmt::format(
+        "--seq {}: {} has {} learned positions, and decode needs one more than the prompt; "
+        "use at most {}",
+        a.sequence, config.name, config.max_positions, config.max_positions - 1));
+  }
   const VerifyParts parts = builtin_parts();
 
   CostReport report;
@@ -98,6 +105,9 @@ void add_cost(CLI::App& app, int& exit_code) {
   command->add_flag("--force", a->force, "cost a plan that breaks placement rules");
   command->add_option("--json", a->json, "write the report, schema shardcheck.cost/1")
       ->type_name("FILE");
+  command->footer(
+      "Example: shardcheck cost llama-3-70b --tp 4,8 --batch 8 --seq 2048 --gpu h200 "
+      "--link nvlink4-nvswitch3,pcie5-x16");
   command->callback([a, &exit_code] { exit_code = run(*a); });
 }
 

@@ -12,6 +12,7 @@ namespace shardcheck::cli {
 void add_info(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "info", "What this program has: devices, ops, gates, and the files that come with it.");
+  command->footer("");
   command->callback([&exit_code] {
     const VerifyParts parts = builtin_parts();
     fmt::print("devices        {}\n", fmt::join(parts.devices.kinds(), ", "));

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", SHARDCHECK_VERSION);
   app.footer(
-      "\nStart with   shardcheck verify tiny-llama --tp 1,2,3\n"
+      "Start with   shardcheck verify tiny-llama --tp 1,2,3\n"
       "then         shardcheck verify --help\n"
       "Exit codes   0 all passed, 1 a check failed, 2 bad usage or bad input, 3 a fault of the "
       "program");

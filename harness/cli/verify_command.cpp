@@ -14,7 +14,7 @@ namespace {
 struct VerifyArguments {
   ModelArguments model;
   PlanArguments plan;
-  std::vector<std::string> dtypes{"f64,f32,bf16,fp16"}, phases{"prefill,decode"}, lengths;
+  std::vector<std::string> dtypes{"f64,f32,bf16,fp16"}, phases{"prefill,decode"}, lengths, ids_for;
   std::int64_t tokens = 16, batch = 1, steps = 8, chunk = 0;
   std::uint64_t seed = 1;
   std::string ids, wire, order = "ring", hop = "wire", device = "cpu", dump, json;
@@ -61,6 +61,7 @@ int run(const VerifyArguments& a) {
   const Plan plan = load_plan(a.plan.plan);
   VerifyOptions options;
   options.meshes = a.plan.meshes(plan);
+  options.id_meshes = PlanArguments::parse(plan, "--ids-for", a.ids_for);
   options.dtypes = parse_dtypes(a.dtypes);
   options.phases = parse_phases(a.phases);
   if (!a.wire.empty()) options.wire = parse_dtype(a.wire, "--wire");
@@ -94,7 +95,9 @@ void add_verify(CLI::App& app, int& exit_code) {
   const auto a = std::make_shared<VerifyArguments>();
   a->model.add_to(*command);
   a->plan.add_to(*command, "1,2,4");
-  command->add_option("--dtype", a->dtypes, "what weights and activations are stored in")
+  command
+      ->add_option("--dtype", a->dtypes,
+                   "what weights and activations are stored in: f64, f32, bf16, fp16")
       ->type_name("LIST")
       ->default_str(a->dtypes.front());
   command
@@ -133,7 +136,11 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->add_option("--hop", a->hop, "what a running sum of ring and tree is kept in: wire or f32")
       ->type_name("WORD")
       ->capture_default_str();
-  command->add_option("--seed", a->seed, "of the random token ids")->capture_default_str();
+  command
+      ->add_option("--ids-for", a->ids_for,
+                   "random ids with the vocabulary borders of these sizes, not of --tp or --mesh")
+      ->type_name("LIST");
+  command->add_option("--seed", a->seed, "seed of the random token ids")->capture_default_str();
   command
       ->add_option("--device", a->device,
                    "what runs the sharded program; shardcheck info lists the kinds")
@@ -148,6 +155,9 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->type_name("DIR");
   command->add_option("--json", a->json, "write the report, schema shardcheck.verify/1")
       ->type_name("FILE");
+  command->footer(
+      "Example: shardcheck verify path/to/model --plan my-plan.json --tp 2,3,4 --dtype f32,bf16 "
+      "--json report.json");
   command->callback([a, &exit_code] { exit_code = run(*a); });
 }
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bias of a row-parallel linear: added once, after the reduction, by every rank to its own copy or shard.
+#include <fmt/format.h>
+
+#include "model/error.hpp"
 #include "sharded/ops/ops.hpp"
 #include "sharded/placement_rules.hpp"
 #include "sharded/rank_context.hpp"
@@ -40,15 +43,22 @@ class Bias final : public Op {
   std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
                           const std::vector<Tensor>& inputs) const override {
     Tensor out = context.allocate(instruction.outputs[0]);
-    const Tensor& whole = context.weight(instruction.module + ".bias");
+    // The rank's bias has the rows of its weight shard, the value may be cut further (a reduce_scatter of features).
+    const Module& module = *context.program().find_module(instruction.module);
+    const Tensor& shard = context.weight(module.bias());
+    const Ranges held = context.program().plan.rows_of(module, context.rank());
     const Ranges mine =
         context.program().value(instruction.outputs[0]).layout.feature_ranges(context.rank());
     std::int64_t at = 0;
-    for (const Range& range : mine) {
+    for (const Range& range : locate(held, mine)) {
       const std::int64_t end = at + range.size();
       context.device().bias(context.stream(), inputs[0].col_range(at, end),
-                            whole.col_range(range.begin, range.end), out.col_range(at, end));
+                            shard.col_range(range.begin, range.end), out.col_range(at, end));
       at = end;
+    }
+    if (at != out.cols) {
+      throw ShapeError(fmt::format("{}: rank {} holds the bias of {} features, its value has {}",
+                                   instruction.site, context.rank(), at, out.cols));
     }
     return {out};
   }

@@ -9,7 +9,8 @@
 namespace shardcheck::ops {
 namespace {
 
-/// Features [begin, end) of the whole value; each rank takes what it has of them, as a view: nothing is moved.
+/// Features [begin, end) of the whole value; each rank takes what it has of them. A view that moves nothing where
+/// that is one stretch of its columns, as with every cut by rows or heads; else a copy.
 class Split final : public Op {
  public:
   std::string_view name() const override { return "split"; }
@@ -36,31 +37,32 @@ class Split final : public Op {
     return {{out}, {}};
   }
 
-  Cost cost(const Instruction&, const RankContext&, const std::vector<Extent>&,
-            const std::vector<Extent>&) const override {
-    return {};
+  Cost cost(const Instruction& instruction, const RankContext& context, const std::vector<Extent>&,
+            const std::vector<Extent>& outputs) const override {
+    return {0, local_part(instruction, context).size() > 1 ? 2 * outputs[0].bytes() : 0};
   }
 
   std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
                           const std::vector<Tensor>& inputs) const override {
-    const Range section = section_of(instruction.attributes);
-    const Ranges whole =
-        context.program().value(instruction.inputs[0]).layout.feature_ranges(context.rank());
-    std::int64_t begin = 0, at = 0;
-    const std::int64_t size = context.extent(instruction.outputs[0]).cols;
-    bool found = false;
-    for (const Range& range :
-         whole) {  // sections are stored one after the other, so a section's part is one run
-      if (!found && range.end > section.begin && range.begin < section.end) {
-        begin = at + std::max<std::int64_t>(0, section.begin - range.begin);
-        found = true;
-      }
+    const Ranges local = local_part(instruction, context);
+    if (local.empty()) return {inputs[0].col_range(0, 0)};
+    if (local.size() == 1) return {inputs[0].col_range(local[0].begin, local[0].end)};
+    Tensor out = context.allocate(instruction.outputs[0]);
+    std::int64_t at = 0;
+    for (const Range& range : local) {
+      context.device().copy(context.stream(), inputs[0].col_range(range.begin, range.end),
+                            out.col_range(at, at + range.size()));
       at += range.size();
     }
-    return {inputs[0].col_range(begin, begin + size)};
+    return {out};
   }
 
  private:
+  /// Where this rank's part of the section lies among its columns: one stretch, unless explicit ranges mix sections.
+  static Ranges local_part(const Instruction& instruction, const RankContext& context) {
+    const Layout& whole = context.program().value(instruction.inputs[0]).layout;
+    return locate(whole.feature_ranges(context.rank()), {section_of(instruction.attributes)});
+  }
   static Range section_of(const Attributes& attributes) {
     return {static_cast<std::int64_t>(attributes.at("begin")),
             static_cast<std::int64_t>(attributes.at("end"))};

@@ -204,18 +204,19 @@ TEST(Failure, IsNotHiddenByARankThatSwallowsIt) {
 
 // Some ranks are in the middle of a large copy when another one fails.
 TEST(Failure, AtAnyMomentEndsTheRun) {
+  const HostTensor value = varied(DType::f32, 4000, 64, 1);
   for (int round = 0; round < 40; ++round) {
     Ranks ranks(Mesh{{{"dp", 2}, {"tp", 3}}});
-    EXPECT_EQ(stopped<InputError>(ranks,
-                                  [&](Rank& rank) {
-                                    for (int i = 0; i < 10; ++i) {
-                                      if (rank.index == round % 6 && i == round % 10)
-                                        throw InputError("now");
-                                      all_reduce(rank, "a", {"tp"}, 4000);
-                                      all_reduce(rank, "b", {"dp"}, 4);
-                                    }
-                                  }),
-              "rank " + std::to_string(round % 6) + ": now");
+    const std::string message = stopped<InputError>(ranks, [&](Rank& rank) {
+      const auto tp = rank.over({"tp"}), dp = rank.over({"dp"});
+      const Tensor in = rank.put(value), out = rank.empty(DType::f32, 4000, 64);
+      for (int i = 0; i < 10; ++i) {
+        if (rank.index == round % 6 && i == round % 10) throw InputError("now");
+        tp->all_reduce(rank.stream(), in, {}, out, at("a"));
+        dp->all_reduce(rank.stream(), in.row_range(0, 3), {}, out.row_range(0, 3), at("b"));
+      }
+    });
+    EXPECT_EQ(message, "rank " + std::to_string(round % 6) + ": now");
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <ostream>
 
 #include "tests/comm/ranks.hpp"
 
@@ -214,40 +215,47 @@ TEST(GroupOfOne, CopiesOrDoesNothing) {
   EXPECT_TRUE(ranks.ledgers[0].empty());
 }
 
-class Stress : public ::testing::TestWithParam<int> {};
+struct Load {
+  int ranks;
+  std::int64_t rows;
+};
+void PrintTo(const Load& load, std::ostream* out) { *out << "P" << load.ranks << "x" << load.rows; }
+
+class Stress : public ::testing::TestWithParam<Load> {};
 
 // Buffers are reused at once and ranks run apart as far as they can: a collective that let a rank go while a peer still
-// read its input would give another sum.
+// read its input would give another sum. The larger tensor is moved by several ranks at once.
 TEST_P(Stress, ReusedBuffersStayRight) {
-  const int size = GetParam();
+  const auto [size, rows] = GetParam();
+  constexpr std::int64_t kCols = 97;
   Ranks ranks(size);
   std::atomic<int> wrong = 0;
-  ranks.run([&](Rank& rank) {
+  ranks.run([&, size = size, rows = rows](Rank& rank) {
     const auto tp = rank.over();
-    const Partition part = Partition::balanced(97, size);
-    const Tensor whole = rank.empty(DType::f64, 5, 97);
-    const Tensor mine = rank.empty(DType::f64, 5, part.size(rank.index));
-    const Tensor sum = rank.empty(DType::f64, 5, 97);
+    const Partition part = Partition::balanced(kCols, size);
+    const Tensor whole = rank.empty(DType::f64, rows, kCols);
+    const Tensor mine = rank.empty(DType::f64, rows, part.size(rank.index));
+    const Tensor sum = rank.empty(DType::f64, rows, kCols);
     for (int i = 0; i < 200; ++i) {
-      std::vector<double> values(static_cast<std::size_t>(5 * 97));
-      for (std::size_t k = 0; k < values.size(); ++k) {
-        values[k] = static_cast<double>(k) + 1000.0 * i + 7.0 * rank.index;
-      }
-      whole.device->upload(rank.stream(), round_to(DType::f64, {5, 97}, values), whole);
+      HostTensor input(DType::f64, {rows, kCols});
+      double next = 1000.0 * i + 7.0 * rank.index;
+      for (double& value : input.as_mutable<double>()) value = next++;
+      whole.device->upload(rank.stream(), input, whole);
       tp->all_reduce(rank.stream(), whole, {}, sum, at("a", Phase::decode, i));
       tp->reduce_scatter(rank.stream(), sum, Dim::features, part, {}, mine, at("b", Phase::decode, i));
       tp->all_gather(rank.stream(), mine, Dim::features, part, whole, at("c", Phase::decode, i));
       const HostTensor result = rank.get(whole);
-      for (std::int64_t k = 0; k < result.elements(); ++k) {
-        const double one = size * (static_cast<double>(k) + 1000.0 * i) + 7.0 * size * (size - 1) / 2;
-        if (result.at(k) != size * one) ++wrong;  // integers below 2^53: exact
+      double expected = size * (size * 1000.0 * i + 7.0 * size * (size - 1) / 2);
+      for (const double value : result.as<double>()) {
+        if (!(value == expected)) ++wrong;  // integers below 2^53: exact
+        expected += size * size;
       }
     }
   });
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(GroupSizes, Stress, ::testing::Values(4, 16),
+INSTANTIATE_TEST_SUITE_P(Loads, Stress, ::testing::Values(Load{4, 5}, Load{16, 5}, Load{4, 300}),
                          ::testing::PrintToStringParamName());
 
 }  // namespace

@@ -180,7 +180,7 @@ TEST(CandidateManifest, WrongDtype) {
 }
 
 TEST(CandidateManifest, WrongNumberOfDimensions) {
-  for (const std::vector<std::int64_t> shape : {std::vector<std::int64_t>{6, 48, 1}, {1, 1, 6, 48}, {288}}) {
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{6, 48, 1}, {1, 1, 6, 48}, {288}}) {
     const CandidateFolder folder(small());
     folder.change_file(1, [&](CandidateFolder::Tensors& all) {
       all.at("prefill/norm") = HostTensor(DType::f32, shape);
@@ -197,7 +197,7 @@ TEST(CandidateManifest, TensorUnderTwoNames) {
     all.emplace("prefill/model.norm", round_to(DType::f32, all.at("prefill/norm").shape(),
                                                std::vector<double>(static_cast<std::size_t>(all.at("prefill/norm").elements()), 0.25)));
   });
-  EXPECT_THAT(input_error([&] { folder.read(); }), HasSubstr("norm\" stands under two names"));
+  EXPECT_THAT(input_error([&] { folder.read(); }), HasSubstr("rank0.safetensors: prefill/norm stands under two names"));
 }
 
 }  // namespace

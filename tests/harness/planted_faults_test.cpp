@@ -212,7 +212,7 @@ TEST(PlantedFaults, CollectiveIssuedTwice) {
     return made;
   };
   const CellReport cell = expect_caught({"tiny-llama", 2, DType::f32}, fault,
-                                        {"layers.2.mlp.down_proj", all_ranks(2), {}, Gate::audit});
+                                        {"layers.2.self_attn.o_proj", all_ranks(2), {}, Gate::audit});
   EXPECT_TRUE(cell.gates.at(Gate::g0).passed);
   EXPECT_TRUE(cell.gates.at(Gate::g3).passed);
 }

@@ -128,17 +128,19 @@ TEST(PlantedPlanFaults, RemovedInDecodeOnly) {
   }
 }
 
-// A sum of values that are whole already, a gather of the wrong kind, a cut where a whole is needed: each is refused, and
-// forced it is found at the first tap that the mistake makes wrong.
+// A sum of values that are whole already, a copy of one rank's partial: each is refused, and forced it is found at its own
+// output.
 TEST(PlantedPlanFaults, MisplacedCollectives) {
   struct Misplaced {
-    std::string point, step, tap;
+    std::string point, step, tap, cause;
   };
   for (const Misplaced& wrong : std::vector<Misplaced>{
            // P times the value.
-           {"layers.1.input_layernorm.out", "all_reduce(sum, tp)", "layers.1.input_layernorm"},
+           {"layers.1.input_layernorm.out", "all_reduce(sum, tp)", "layers.1.input_layernorm",
+            "a sum over ranks of a value that isn't partial"},
            // Rank 0's partial sum everywhere.
-           {"layers.1.self_attn.o_proj.out", "broadcast(0, tp)", "layers.1.self_attn.o_proj"}}) {
+           {"layers.1.self_attn.o_proj.out", "broadcast(0, tp)", "layers.1.self_attn.o_proj",
+            "this step needs a value that every rank holds whole"}}) {
     Json plan = megatron();
     Json& points = collectives(plan, "llama");
     if (wrong.point.find("o_proj") != std::string::npos) {
@@ -155,9 +157,8 @@ TEST(PlantedPlanFaults, MisplacedCollectives) {
     setting.force = true;
     const VerifyReport forced = verified(setting);
     ASSERT_EQ(forced.cells.size(), 1u);
-    EXPECT_EQ(forced.cells[0].verdict, Verdict::failed);
-    ASSERT_TRUE(forced.cells[0].first.has_value());
-    EXPECT_EQ(forced.cells[0].first->tap, wrong.tap) << describe(forced.cells[0]);
+    expect_first(forced.cells[0], {wrong.tap, all_ranks(2), {}, Gate::g3});
+    EXPECT_THAT(forced.cells[0].first->cause, ::testing::HasSubstr(wrong.cause));
   }
 }
 

@@ -245,9 +245,10 @@ TEST(PlantedWeightFaults, OneBitOfOneShard) {
       };
       return made;
     };
-    const std::string path = tensor.substr(0, tensor.rfind('.'));
+    std::string tap = tensor.substr(0, tensor.rfind('.'));
+    if (tap.ends_with("down_proj")) tap += ".partial";  // what a rank makes of its columns
     const CellReport cell = expect_caught({"tiny-llama", 3, DType::f32}, fault,
-                                          {path, {1}, {}, Gate::g0});
+                                          {tap, {1}, {}, Gate::g0});
     EXPECT_NE(cell.first->cause.find(tensor), std::string::npos) << cell.first->cause;
   }
 }

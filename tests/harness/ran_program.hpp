@@ -80,7 +80,7 @@ inline std::unique_ptr<RanProgram> run_of(const RunOf& what) {
 
 /// Tensor-parallel with the residual stream cut along the tokens (sequence-parallel): every all_reduce becomes a
 /// reduce_scatter, and a gather before the next linears.
-inline const char* const kSequenceParallel = R"({ "name": "sequence", "mesh": ["tp"],
+inline const char* const kSequenceParallel = R"plan({ "name": "sequence", "mesh": ["tp"],
   "weights": {
     "embed_tokens": {"tp": "shard(vocab)"}, "lm_head": {"tp": "shard(vocab)"},
     "layers.*.self_attn.q_proj": {"tp": "shard(out by head)"},
@@ -93,6 +93,6 @@ inline const char* const kSequenceParallel = R"({ "name": "sequence", "mesh": ["
     "layers.*.self_attn.o_proj.out": "reduce_scatter(sum, tokens, tp)",
     "layers.*.mlp.gate_proj.in": "all_gather(tokens, tp)",
     "layers.*.mlp.down_proj.out": "reduce_scatter(sum, tokens, tp)",
-    "lm_head.in": "all_gather(tokens, tp)", "lm_head.out": "all_gather(vocab, tp)" } })";
+    "lm_head.in": "all_gather(tokens, tp)", "lm_head.out": "all_gather(vocab, tp)" } })plan";
 
 }  // namespace shardcheck::testing
