@@ -117,8 +117,7 @@ class Assessment {
       gate.passed = false;
       // All gates count in instructions of the phase; the judge's own order counts outputs.
       const FirstFailure failure = failure_of(score, measures_.scores);
-      suspects_.push_back(
-          {program_order(*cell_.program, failure.phase, score.tap), Gate::g3, failure});
+      suspects_.push_back({program_order(*cell_.program, failure.phase, score.tap), Gate::g3, failure});
     }
     if (cell_.result.ended) {
       gate.passed = false;

@@ -45,7 +45,7 @@ struct CandidateRow {
   int step = 0;
   int order = 0;           // in the program
   double rel_fro = 0.0;    // of the assembled value, against the reference
-  double limit = 0.0;      // 4 times that of the unsharded run in the candidate's dtype
+  double limit = 0.0;      // 4 times that of the unsharded run in the candidate's dtype, plain or with its sums
   std::vector<int> ranks;  // that fail
   std::string problem;     // empty, or what is wrong besides the number
   bool passed() const { return problem.empty() && rel_fro <= limit; }  // NaN fails

@@ -11,7 +11,9 @@
 #include "harness/candidate_names.hpp"
 #include "harness/mistrust.hpp"
 #include "harness/wiring.hpp"
+#include "harness/yardstick.hpp"
 #include "reference/transformer.hpp"
+#include "sharded/op.hpp"
 
 namespace shardcheck {
 namespace {
@@ -74,10 +76,18 @@ class Comparer {
   CandidateReport compare() {
     report_.unknown = candidate_.unknown;
     truth_ = reference_values(model_, candidate_, inputs_);
-    run_yardstick();
-    for (std::size_t s = 0; s < run_.steps.size(); ++s) {
-      for (const TapValue& value : run_.steps[s].values) compare_tap(s, value);
+    run_yardstick(nullptr);
+    compare_taps();
+    const bool close = std::all_of(
+        report_.rows.begin(), report_.rows.end(),
+        [](const CandidateRow& row) { return row.passed() || !row.problem.empty(); });
+    if (!close && run_.mesh.ranks() > 1) {
+      // The error of one run is a matter of luck where one value is far larger than the rest: see harness/yardstick.hpp.
+      run_yardstick(make_split_sums(candidate_.program));
+      report_.rows.clear();
+      compare_taps();
     }
+    report_.compared = static_cast<std::int64_t>(report_.rows.size());
     check_coverage();
     for (const auto& faults :
          {check_replicas(candidate_.program, run_), check_caches(candidate_.program, run_)}) {
@@ -102,23 +112,31 @@ class Comparer {
   }
 
  private:
-  void run_yardstick() {
+  void compare_taps() {
+    for (std::size_t s = 0; s < run_.steps.size(); ++s) {
+      for (const TapValue& value : run_.steps[s].values) compare_tap(s, value);
+    }
+  }
+
+  /// Runs the model unsharded, plainly or with the candidate's sums.
+  void run_yardstick(std::unique_ptr<Interposer> sums) {
     Mesh one = run_.mesh;
     for (Mesh::Axis& axis : one.axes) axis.size = 1;
     const Program program = candidate_program(model_, parts_.ops, one, {});
     const DType dtype = coarser(run_.storage, run_.wire);
-    WeightStore weights(model_, dtype);
+    if (!weights_) weights_.emplace(model_, dtype);
     const std::unique_ptr<Device> device = parts_.devices.make("cpu");
     Device* const pointer = device.get();
     const std::unique_ptr<World> world = parts_.worlds.make("threads", one);
     std::vector<Step> steps;
     for (const StepTaps& step : run_.steps) steps.push_back(step.step);
-    const RunSettings settings{dtype, dtype, run_.reduction};
+    const RunSettings settings{dtype, sums ? run_.wire : dtype, run_.reduction};
     TapCollector collector(program, settings, steps);
     RunOptions options;
     options.taps = &collector;
-    run_program(program, *world, {&pointer, 1}, weights, settings, steps, options);
-    yardstick_ = collector.release();
+    options.interposer = sums.get();
+    run_program(program, *world, {&pointer, 1}, *weights_, settings, steps, options);
+    yardsticks_.push_back(collector.release());
   }
 
   Truth truth_of(std::size_t s, const std::string& tap) const {
@@ -128,26 +146,38 @@ class Comparer {
     const Stage stage = stage_of(tap);
     if (stage.kind != Stage::Kind::partial && stage.kind != Stage::Kind::reduced) return truth;
     const Module& module = model_.module(stage.module);
-    const int order = program_order(candidate_.program, Phase::prefill, tap);
-    const bool added = order < instruction_count() &&
-                       candidate_.program.instructions
-                           .at(Phase::prefill)[static_cast<std::size_t>(order)]
-                           .adds_bias;
-    if (module.kind == ModuleKind::linear && module.has_bias && !added) {
+    if (module.kind == ModuleKind::linear && module.has_bias && !has_its_bias(module, tap)) {
       truth.bias.resize(static_cast<std::size_t>(module.out));
       model_.read_rows(module.bias(), 0, module.out, truth.bias);
     }
     return truth;
   }
+  /// True if a stage of a module comes from where its bias is added, or later.
+  bool has_its_bias(const Module& module, const std::string& stage) const {
+    for (const Instruction& instruction : candidate_.program.instructions.at(Phase::prefill)) {
+      if (instruction.module != module.path) continue;
+      const bool adds = instruction.op != nullptr &&
+                        (instruction.adds_bias || instruction.op->name() == "bias");
+      if (adds) return true;
+      if (instruction.site == stage) return false;
+    }
+    return false;
+  }
   int instruction_count() const {
     return static_cast<int>(candidate_.program.instructions.at(Phase::prefill).size());
   }
 
-  /// The unsharded run's relative error at the same place; containers and stages share their module's.
+  /// The unsharded runs' relative error at the same place; containers and stages share their module's.
   double yardstick_error(std::size_t s, const std::string& tap) const {
+    double largest = 0.0;
+    for (const TapRun& run : yardsticks_)
+      largest = std::max(largest, yardstick_error(run.steps[s], s, tap));
+    return largest;
+  }
+  double yardstick_error(const StepTaps& step, std::size_t s, const std::string& tap) const {
     const std::string name = value_behind(tap, inputs_);
-    const TapValue* value = yardstick_.steps[s].find(name);
-    if (value == nullptr) value = yardstick_.steps[s].find(alias(name));
+    const TapValue* value = step.find(name);
+    if (value == nullptr) value = step.find(alias(name));
     if (value == nullptr) return 0.0;
     const auto reference = truth_[s].find(name);
     const std::vector<double> got = value->ranks[0].to_f64();
@@ -156,13 +186,13 @@ class Comparer {
                                                                : truth_[s].begin()->second;
     if (value->name != name && got.size() != truth.values().size()) return 0.0;
     if (value->name != name && name.find("act_fn") != std::string::npos)
-      return act_fn_error(s, name);
+      return act_fn_error(step, s, name);
     return relative_error(got, truth.values());
   }
 
   /// silu of the unsharded run's gate, rounded as that run would round it.
-  double act_fn_error(std::size_t s, const std::string& name) const {
-    const TapValue* gate = yardstick_.steps[s].find(name.substr(0, name.rfind('.')) + ".gate_proj");
+  double act_fn_error(const StepTaps& step, std::size_t s, const std::string& name) const {
+    const TapValue* gate = step.find(name.substr(0, name.rfind('.')) + ".gate_proj");
     if (gate == nullptr) return 0.0;
     std::vector<double> values = gate->ranks[0].to_f64();
     for (double& x : values) x = x / (1.0 + std::exp(-x));
@@ -209,7 +239,6 @@ class Comparer {
     row.step = step.step.index;
     row.order = order_of(value.name);
     const Truth truth = truth_of(s, value.name);
-    ++report_.compared;
     check_shapes(step, value, truth, row);
     if (row.problem.empty() && truth.value == nullptr)
       row.problem = "the reference has no such value in this step";
@@ -395,7 +424,8 @@ class Comparer {
   const VerifyParts& parts_;
   std::map<std::string, std::string, std::less<>> inputs_;  // of modules
   StepValues truth_;
-  TapRun yardstick_;
+  std::optional<WeightStore> weights_;  // of the unsharded runs
+  std::vector<TapRun> yardsticks_;
   std::vector<WiringFault> wiring_;
   CandidateReport report_;
 };

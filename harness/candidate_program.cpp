@@ -12,6 +12,8 @@
 namespace shardcheck {
 namespace {
 
+constexpr int kMostSteps = 16;  // more than any point of a plan has
+
 class CandidateProgram {
  public:
   CandidateProgram(const Model& model, const Registry& ops, const Mesh& mesh,
@@ -62,9 +64,10 @@ class CandidateProgram {
     }
     const std::vector<std::int64_t> sizes = op.shapes(node, program_.config, module, features);
     const Placed whole{node.outputs[0], layout_or(node.outputs[0], sizes[0])};
-    const std::vector<Placed> stages =
-        owns ? output_stages(*module, program_.value(instruction.inputs[0]).layout, whole)
-             : std::vector<Placed>{whole};
+    const std::vector<Placed> stages = owns ? output_stages(
+                                                  *module,
+                                                  program_.value(instruction.inputs[0]).layout, whole)
+                                            : std::vector<Placed>{whole};
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
       const Placed placed = i == 0 ? stages.front()
                                    : Placed{node.outputs[i], layout_or(node.outputs[i], sizes[i])};
@@ -77,16 +80,13 @@ class CandidateProgram {
       values_[node.outputs[i]] = instruction.outputs.back();
     }
     instruction.site = stages.front().name;
-    const bool biased = owns && module->kind == ModuleKind::linear && module->has_bias;
-    const bool bias_is_apart = stages.front().layout.any_partial() ||
-                               stage_of(stages.front().name).kind == Stage::Kind::reduced;
-    instruction.adds_bias = biased && !bias_is_apart;
+    const int bias = owns ? bias_stage(*module, stages) : -1;
+    instruction.adds_bias = bias == 0;
     if (owns && module->kind != ModuleKind::norm) place_weight(*module, instruction);
     program_.instructions[Phase::prefill].push_back(instruction);
     for (std::size_t i = 1; i < stages.size(); ++i) {
-      const bool is_bias = biased && bias_is_apart && i + 1 == stages.size();
       values_[node.outputs[0]] = add_stage(node.module, stages[i], values_.at(node.outputs[0]),
-                                           is_bias);
+                                           bias == static_cast<int>(i));
     }
   }
 
@@ -113,20 +113,19 @@ class CandidateProgram {
   }
 
   /// What the op itself gives, then the stages that the candidate shows, then the module's output. A linear whose input
-  /// is cut along the features that it sums over gives partial sums, shown or not; where they get a bias, it comes last.
+  /// is cut along the features that it sums over gives partial sums, shown or not.
   std::vector<Placed> output_stages(const Module& module, const Layout& input,
                                     const Placed& output) const {
-    std::vector<Placed> stages;
-    const auto show = [&](const std::string& name) {
-      if (layout(name) == nullptr) return false;
-      stages.push_back({name, *layout(name)});
-      return true;
-    };
-    const std::string partial = module.path + ".partial", reduced = module.path + ".reduced";
-    const bool shows_partial = show(partial);
-    show(reduced);
-    for (int i = 1; show(fmt::format("{}.{}", reduced, i)); ++i) continue;
-    stages.push_back(output);
+    std::vector<Placed> stages{output};
+    const std::string partial = module.path + ".partial";
+    // From the back: of a stage that isn't shown but whose number says that it exists, the next one's placement is known.
+    for (int i = last_reduced(module.path); i >= 0; --i) {
+      const std::string name = reduced_name(module.path, i);
+      const Layout& known = layout(name) != nullptr ? *layout(name) : stages.front().layout;
+      stages.insert(stages.begin(), {name, known});
+    }
+    const bool shows_partial = layout(partial) != nullptr;
+    if (shows_partial) stages.insert(stages.begin(), {partial, *layout(partial)});
     if (module.kind != ModuleKind::linear) return stages;
     if (!shows_partial) {
       Layout sum = stages.front().layout;
@@ -138,9 +137,49 @@ class CandidateProgram {
       }
       if (!(sum == stages.front().layout)) stages.insert(stages.begin(), {partial, sum});
     }
-    const bool bias_follows = module.has_bias && stages.front().layout.any_partial();
-    if (bias_follows && stages.size() == 2) stages.insert(stages.begin() + 1, {reduced, output.layout});
+    if (module.has_bias && added_apart(stages)) make_room_for_bias(module, stages);
     return stages;
+  }
+
+  static std::string reduced_name(const std::string& module, int number) {
+    return number == 0 ? module + ".reduced" : fmt::format("{}.reduced.{}", module, number);
+  }
+  /// The largest number of a stage that the candidate shows; -1 if it shows none.
+  int last_reduced(const std::string& module) const {
+    int last = -1;
+    for (int i = 0; i < kMostSteps; ++i) {
+      if (layout(reduced_name(module, i)) != nullptr) last = i;
+    }
+    return last;
+  }
+
+  /// Partial sums get their bias once they are whole; so does a value that is shown as reduced.
+  static bool added_apart(const std::vector<Placed>& stages) {
+    if (stages.back().layout.any_partial()) return false;
+    return stages.front().layout.any_partial() ||
+           stage_of(stages.front().name).kind == Stage::Kind::reduced;
+  }
+  static std::size_t first_whole(const std::vector<Placed>& stages) {
+    std::size_t i = 0;
+    while (i + 1 < stages.size() && stages[i].layout.any_partial()) ++i;
+    return i;
+  }
+
+  /// A stage between the sum and what follows, if the candidate shows none: the bias doesn't change a placement.
+  void make_room_for_bias(const Module& module, std::vector<Placed>& stages) const {
+    const std::size_t whole = first_whole(stages);
+    if (whole + 1 < stages.size() && stages[whole + 1].layout == stages[whole].layout) return;
+    const std::string name = reduced_name(module.path, last_reduced(module.path) + 1);
+    // The last stage has the bias; of the others the one that is whole first is what the bias is added to.
+    const bool last = whole + 1 == stages.size();
+    const Placed hidden{name, stages[whole].layout};
+    stages.insert(stages.begin() + static_cast<std::ptrdiff_t>(last ? whole : whole + 1), hidden);
+  }
+
+  /// Which stage the bias makes: 0 is the linear itself, -1 none.
+  static int bias_stage(const Module& module, const std::vector<Placed>& stages) {
+    if (module.kind != ModuleKind::linear || !module.has_bias) return -1;
+    return added_apart(stages) ? static_cast<int>(first_whole(stages)) + 1 : 0;
   }
 
   /// The next stage of a value: its bias, or the collective that takes one placement to the other.
@@ -150,6 +189,7 @@ class CandidateProgram {
     instruction.inputs = {input};
     instruction.site = stage.name;
     Value out{stage.name, stage.layout};
+    if (out.layout.any_partial()) out.dtype = ValueDType::wire;
     out.rows = program_.value(input).rows;
     out.window = program_.value(input).window;
     instruction.outputs = {add(std::move(out))};

@@ -278,8 +278,7 @@ class Reader {
   }
 
   /// False if the rank has this tap of this step already.
-  bool store(StepTaps& step, const std::string& tap, const Layout& layout, int rank,
-             HostTensor tensor) {
+  bool store(StepTaps& step, const std::string& tap, const Layout& layout, int rank, HostTensor tensor) {
     if (step.find(tap) == nullptr)
       step.add({tap, layout, std::vector<HostTensor>(static_cast<std::size_t>(mesh_.ranks()))});
     TapValue& value = step.values[step.index.at(tap)];

@@ -114,7 +114,8 @@ EndToEnd end_to_end(const TapRun& run, const std::string& logits, const Referenc
             sums.largest_reference = std::max(sums.largest_reference, std::abs(truth[c]));
             if (!(error <= token_error)) {
               token_error = worse(error, token_error);
-              if (!(error <= sums.largest_error)) {
+              // The first NaN stays: nothing is larger.
+              if (!std::isnan(sums.largest_error) && !(error <= sums.largest_error)) {
                 sums.largest_error = worse(error, sums.largest_error);
                 mine.phase = taps.step.phase;
                 mine.step = taps.step.index;

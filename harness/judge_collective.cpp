@@ -14,10 +14,9 @@ namespace {
 // A collective moves a value and never changes it, so what it must give follows from where its input is, not from what
 // it does: a sum of values that are whole already is wrong at its own output.
 bool input_is(const Work& work, const TapReader& input, bool (*placed)(const Placement&)) {
-  return std::any_of(
-      work.instruction->axes.begin(), work.instruction->axes.end(), [&](int axis) {
-        return placed(input.layout().placements[static_cast<std::size_t>(axis)]);
-      });
+  return std::any_of(work.instruction->axes.begin(), work.instruction->axes.end(), [&](int axis) {
+    return placed(input.layout().placements[static_cast<std::size_t>(axis)]);
+  });
 }
 bool is_partial(const Placement& placement) { return placement.is_partial(); }
 bool is_sharded(const Placement& placement) { return placement.kind == Placement::Kind::S; }

@@ -152,11 +152,10 @@ std::vector<WiringFault> check_replicas(const Program& program, const TapRun& ru
         const auto replicas = [&](int a, int b) {
           if (!same_part(*value, run.mesh, taps.step.tokens(), a, b)) return false;
           if (instruction.op == nullptr) return true;
-          return std::all_of(
-              instruction.inputs.begin(), instruction.inputs.end(), [&](int input) {
-                const TapValue* in = taps.find(program.value(input).name);
-                return in == nullptr || equal_bits(*in, a, b);
-              });
+          return std::all_of(instruction.inputs.begin(), instruction.inputs.end(), [&](int input) {
+            const TapValue* in = taps.find(program.value(input).name);
+            return in == nullptr || equal_bits(*in, a, b);
+          });
         };
         std::vector<int> holders;
         for (int rank = 0; rank < run.mesh.ranks(); ++rank) {
@@ -167,14 +166,13 @@ std::vector<WiringFault> check_replicas(const Program& program, const TapRun& ru
           std::vector<std::vector<int>> equal = classes(
               group, [&](int a, int b) { return equal_bits(*value, a, b); });
           if (equal.size() == 1) continue;
-          WiringFault fault{value->name, static_cast<int>(order), taps.step.phase, taps.step.index,
-                            {}, {}};
-          const auto most = std::max_element(equal.begin(), equal.end(), [](const auto& a, const auto& b) {
-            return a.size() < b.size();
-          });
+          WiringFault fault{
+              value->name, static_cast<int>(order), taps.step.phase, taps.step.index, {}, {}};
+          const auto most = std::max_element(
+              equal.begin(), equal.end(),
+              [](const auto& a, const auto& b) { return a.size() < b.size(); });
           for (auto other = equal.begin(); other != equal.end(); ++other) {
-            if (other != most)
-              fault.ranks.insert(fault.ranks.end(), other->begin(), other->end());
+            if (other != most) fault.ranks.insert(fault.ranks.end(), other->begin(), other->end());
           }
           if (fault.ranks.size() == most->size()) fault.against = *most;
           describe_replicas(fault, *most);

@@ -288,7 +288,7 @@ class Parser {
   PlanDim activation_dim(const std::string& text, const std::string& step) {
     const PlanDim dim = word(text, kDims, "dimension");
     if (dim == PlanDim::out || dim == PlanDim::in) {
-      fail(text, fmt::format("\"{}\": {} is a weight's dimension; an activation has tokens, "
+      fail(step, fmt::format("\"{}\": {} is a weight's dimension; an activation has tokens, "
                              "sequence, features, head, "
                              "kv_head, vocab",
                              step, text));

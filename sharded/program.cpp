@@ -250,6 +250,8 @@ class ProgramBuilder {
     instruction.module = module;
     instruction.inputs = {input};
     Value out{name, collect(step, instruction.axes, input)};
+    // A sum over one axis that is partial on another goes into the next reduction as it is.
+    if (out.layout.any_partial()) out.dtype = ValueDType::wire;
     out.rows = value(input).rows;
     out.window = value(input).window;
     instruction.outputs = {add_value(std::move(out))};

@@ -25,7 +25,9 @@ HostTensor WeightStore::whole(const std::string& tensor) {
   Slot& slot = *slots_.at(model_.storage_name(tensor));
   std::call_once(slot.once, [&] {
     const Model::Extents extents = model_.extents(tensor);
-    const bool vector = extents.cols == 1;
+    // By what it is, not by its shape: a matrix may have one column.
+    const Module& module = model_.module(std::string_view(tensor).substr(0, tensor.rfind('.')));
+    const bool vector = module.kind == ModuleKind::norm || tensor != module.weight();
     HostTensor whole(storage_, vector ? std::vector<std::int64_t>{1, extents.rows}
                                       : std::vector<std::int64_t>{extents.rows, extents.cols});
     const std::int64_t step = std::max<std::int64_t>(

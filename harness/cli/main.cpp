@@ -8,6 +8,7 @@
 
 #include "harness/cli/commands.hpp"
 #include "harness/cli/cpu_check.hpp"
+#include "harness/cli/usage.hpp"
 #include "model/error.hpp"
 
 int main(int argc, char** argv) {
@@ -37,7 +38,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    fmt::print(stderr, "shardcheck: {}\n", shardcheck::cli::usage_message(app, error));
+    return 2;
   } catch (const shardcheck::InputError& error) {
     fmt::print(stderr, "shardcheck: {}\n", error.what());
     return 2;

@@ -55,9 +55,11 @@ ReduceSpec reduction(const VerifyArguments& a) {
 
 int run(const VerifyArguments& a) {
   check_writable(a.json);
-  if (a.tokens < 1 || a.batch < 1 || a.steps < 0 || a.chunk < 0) {
-    throw InputError("--tokens and --batch must be at least 1, --steps and --chunk at least 0");
+  constexpr std::int64_t kMost = 1000000;  // longer runs end by the clock, not by a message
+  if (a.tokens < 1 || a.batch < 1 || a.tokens > kMost || a.batch > kMost) {
+    throw InputError(fmt::format("--tokens and --batch must lie in 1 to {}", kMost));
   }
+  if (a.steps < 0 || a.chunk < 0) throw InputError("--steps and --chunk must be at least 0");
   const Plan plan = load_plan(a.plan.plan);
   VerifyOptions options;
   options.meshes = a.plan.meshes(plan);

@@ -141,7 +141,7 @@ class Attention {
   /// Queries [row, row + rows) of one head against the keys of one block.
   void tile(std::int64_t head, std::int64_t row, std::int64_t rows, KeyRange block, Rows<A> k, Rows<A> v) {
     const Rows<A> q = widen(q_, row, rows, head * d_, d_, false, q_copy_);
-    const std::int64_t keys = block.end - block.begin;
+    const std::int64_t keys = seen(row + rows - 1, block).end;  // later ones no query of the tile sees
     std::fill_n(scores_.data(), rows * kKeys, A{0});
     for (std::int64_t c = 0; c < d_; c += kDepth<A>) {
       product_block(Rows<A>{q.data + c, q.stride}, rows, Rows<A>{k.data + c, k.stride}, keys,

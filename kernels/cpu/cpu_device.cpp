@@ -37,7 +37,7 @@ class CpuDevice final : public Device {
       throw ShapeError(fmt::format("allocate: extents must not be negative; got [{}, {}]", rows, cols));
     }
     const std::size_t bytes = static_cast<std::size_t>(rows * cols) * element_size(dtype);
-    return {.device = this, .storage = std::make_shared<CpuStorage>(bytes), .dtype = dtype, .rows = rows,
+    return {.device = this, .storage = std::make_shared<CpuStorage>(pool_, bytes), .dtype = dtype, .rows = rows,
             .cols = cols, .row_stride = cols};
   }
 
@@ -135,6 +135,8 @@ class CpuDevice final : public Device {
     throw ShapeError(fmt::format("{}: a device tensor is a vector or a matrix; got shape {}", call,
                                  to_string(host.shape())));
   }
+
+  std::shared_ptr<cpu::BlockPool> pool_ = std::make_shared<cpu::BlockPool>();
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cpu/block_pool.hpp"
 #include "kernels/tensor.hpp"
 #include "model/host_tensor.hpp"
 
@@ -37,16 +38,22 @@ class Scratch {
 /// Bytes that the device allocated, or a host tensor's (read only: nothing may write to an adopted tensor).
 class CpuStorage final : public Storage {
  public:
-  explicit CpuStorage(std::size_t bytes)
-      : owned_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment}))), data_(owned_.get()) {}
+  CpuStorage(std::shared_ptr<BlockPool> pool, std::size_t bytes)
+      : pool_(std::move(pool)), block_(pool_->take(bytes)), data_(block_.bytes) {}
   explicit CpuStorage(HostTensor host)
       : host_(std::move(host)), data_(const_cast<std::byte*>(host_.data())), writable_(false) {}
+  ~CpuStorage() override {
+    if (pool_ != nullptr) pool_->give(block_);
+  }
+  CpuStorage(const CpuStorage&) = delete;
+  CpuStorage& operator=(const CpuStorage&) = delete;
 
   std::byte* data() const { return data_; }
   bool writable() const { return writable_; }
 
  private:
-  std::unique_ptr<std::byte, AlignedDelete> owned_;
+  std::shared_ptr<BlockPool> pool_;  // which may outlive its device
+  Block block_;
   HostTensor host_;
   std::byte* data_ = nullptr;
   bool writable_ = true;

@@ -105,7 +105,8 @@ TEST(Audit, ClosedFormOfSequenceParallelByHand) {
   const auto ran = run_of(what);
   const std::vector<ExpectedCollective> expected = form(*ran, 0);
   ASSERT_EQ(expected.size(), 1u + 4u * 3u + 2u);
-  const std::vector<std::string> layer{"all_gather", "reduce_scatter", "all_gather", "reduce_scatter"};
+  const std::vector<std::string> layer{"all_gather", "reduce_scatter", "all_gather",
+                                       "reduce_scatter"};
   EXPECT_EQ(expected[0].what, "reduce_scatter");
   for (std::size_t i = 1; i <= 12; ++i) EXPECT_EQ(expected[i].what, layer[(i - 1) % 4]);
   for (std::size_t i = 0; i <= 12; ++i) {
@@ -183,7 +184,10 @@ TEST(Audit, CatchesADroppedCollective) {
   EXPECT_EQ(result.ranks, std::vector<int>{1});
   EXPECT_EQ(gone, "layers.0.mlp.down_proj");
   EXPECT_THAT(result.problem, HasSubstr("rank 1"));
-  EXPECT_THAT(result.problem, HasSubstr("the plan asks for all_reduce over tp of 1152 bytes (f32) at layers.0.mlp.down_proj"));
+  EXPECT_THAT(
+      result.problem,
+      HasSubstr(
+          "the plan asks for all_reduce over tp of 1152 bytes (f32) at layers.0.mlp.down_proj"));
 }
 
 TEST(Audit, CatchesTheLastCollectiveMissing) {
@@ -245,10 +249,10 @@ TEST(Audit, CatchesEveryFieldOfACollective) {
 
 TEST(Audit, CatchesEveryFieldOfAnOp) {
   using Change = std::function<void(LedgerRecord&)>;
-  for (const Change& change :
-       std::vector<Change>{[](LedgerRecord& r) { r.flops += 2; }, [](LedgerRecord& r) { ++r.moved_bytes; },
-                           [](LedgerRecord& r) { r.what = "bias"; }, [](LedgerRecord& r) { r.site += "x"; },
-                           [](LedgerRecord& r) { r.dtype = DType::f64; }, [](LedgerRecord& r) { r.step = 7; }}) {
+  for (const Change& change : std::vector<Change>{
+           [](LedgerRecord& r) { r.flops += 2; }, [](LedgerRecord& r) { ++r.moved_bytes; },
+           [](LedgerRecord& r) { r.what = "bias"; }, [](LedgerRecord& r) { r.site += "x"; },
+           [](LedgerRecord& r) { r.dtype = DType::f64; }, [](LedgerRecord& r) { r.step = 7; }}) {
     const auto ran = sample();
     LedgerRecord& record = ran->result.ledgers[1][5];
     ASSERT_EQ(record.kind, LedgerRecord::Kind::op);

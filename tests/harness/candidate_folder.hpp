@@ -8,10 +8,9 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "harness/candidate.hpp"
 #include "model/safetensors.hpp"
@@ -20,6 +19,18 @@
 #include "tests/model/temp_folder.hpp"
 
 namespace shardcheck::testing {
+
+/// A run of 14 tokens to be written.
+inline RunOf run_in(DType dtype, int tp = 3, Phase phase = Phase::prefill,
+                    const std::string& model = "tiny-llama") {
+  RunOf what;
+  what.model = model;
+  what.mesh = Mesh{{{"tp", tp}}};
+  what.settings = {dtype, dtype, {}};
+  what.phase = phase;
+  what.lengths = {14};
+  return what;
+}
 
 class CandidateFolder {
  public:

@@ -37,7 +37,8 @@ TEST(CandidateManifest, EveryMistakeIsOneMessage) {
       {[](Json& j) { j.erase("steps"); }, "needs \"steps\""},
       {[](Json& j) { j.erase("ranks"); }, "needs \"ranks\""},
       {[](Json& j) { j.erase("taps"); }, "needs \"taps\""},
-      {[](Json& j) { j["schema"] = "shardcheck.taps/2"; }, "\"shardcheck.taps/2\" is not \"shardcheck.taps/1\""},
+      {[](Json& j) { j["schema"] = "shardcheck.taps/2"; },
+       "\"shardcheck.taps/2\" is not \"shardcheck.taps/1\""},
       {[](Json& j) { j["schema"] = 1; }, "schema 1 is not"},
       {[](Json& j) { j["mehs"] = 1; }, "unknown key \"mehs\"; did you mean \"mesh\"?"},
       {[](Json& j) { j["mesh"] = 2; }, "\"mesh\" must be an object"},
@@ -45,8 +46,12 @@ TEST(CandidateManifest, EveryMistakeIsOneMessage) {
       {[](Json& j) { j["mesh"]["tp"] = 0; }, "mesh.tp must be an integer from 1 to 1024, not 0"},
       {[](Json& j) { j["mesh"]["tp"] = "2"; }, "mesh.tp must be an integer"},
       {[](Json& j) { j["mesh"]["tp"] = 2.0; }, "mesh.tp must be an integer"},
-      {[](Json& j) { j["mesh"] = {{"a", 1024}, {"b", 1024}}; }, "more than 4096 ranks"},
-      {[](Json& j) { j["dtype"] = "int8"; }, "\"dtype\" must be f64, f32, bf16 or fp16, not \"int8\""},
+      {[](Json& j) {
+         j["mesh"] = {{"a", 1024}, {"b", 1024}};
+       },
+       "more than 4096 ranks"},
+      {[](Json& j) { j["dtype"] = "int8"; },
+       "\"dtype\" must be f64, f32, bf16 or fp16, not \"int8\""},
       {[](Json& j) { j["dtype"] = nullptr; }, "\"dtype\" must be"},
       {[](Json& j) { j["wire"] = "q4_1"; }, "\"wire\" must be"},
       {[](Json& j) { j["reduction"] = "ring"; }, "\"reduction\" must be an object"},
@@ -54,7 +59,10 @@ TEST(CandidateManifest, EveryMistakeIsOneMessage) {
       {[](Json& j) { j["reduction"]["hop"] = 3; }, "reduction.hop must be a word"},
       {[](Json& j) { j["ids"] = 5; }, "\"ids\" must list"},
       {[](Json& j) { j["ids"] = Json::array(); }, "\"ids\" must list"},
-      {[](Json& j) { j["ids"] = {1, 2, 3}; }, "\"ids\" must list"},
+      {[](Json& j) {
+         j["ids"] = {1, 2, 3};
+       },
+       "\"ids\" must list"},
       {[](Json& j) { j["ids"][0][1] = 320; }, "an id must be an integer from 0 to 319, not 320"},
       {[](Json& j) { j["ids"][0][1] = -1; }, "an id must be an integer from 0 to 319, not -1"},
       {[](Json& j) { j["ids"][1][0] = "a"; }, "an id must be an integer"},
@@ -63,35 +71,78 @@ TEST(CandidateManifest, EveryMistakeIsOneMessage) {
       {[](Json& j) { j["steps"] = Json::object(); }, "\"steps\" must be a list"},
       {[](Json& j) { j["steps"][0] = 1; }, "every step needs phase, step and tokens"},
       {[](Json& j) { j["steps"][0].erase("tokens"); }, "every step needs phase, step and tokens"},
-      {[](Json& j) { j["steps"][0]["phase"] = "warmup"; }, "unknown phase \"warmup\"; use prefill or decode"},
+      {[](Json& j) { j["steps"][0]["phase"] = "warmup"; },
+       "unknown phase \"warmup\"; use prefill or decode"},
       {[](Json& j) { j["steps"][0]["step"] = -1; }, "step must be an integer"},
       {[](Json& j) { j["steps"][2]["step"] = 0; }, "stands twice"},
       {[](Json& j) { j["steps"][0]["tokens"] = 4; }, "tokens must list [sequence, first, count]"},
-      {[](Json& j) { j["steps"][0]["tokens"][0] = {0, 0}; }, "tokens must list [sequence, first, count]"},
-      {[](Json& j) { j["steps"][0]["tokens"][0] = {2, 0, 1}; }, "a sequence must be an integer from 0 to 1, not 2"},
-      {[](Json& j) { j["steps"][0]["tokens"][0] = {0, 0, 7}; }, "count must be an integer from 0 to 6, not 7"},
-      {[](Json& j) { j["steps"][1]["tokens"][0][1] = 3; }, "sequence 0 goes on at 3, but 4 tokens came before"},
+      {[](Json& j) {
+         j["steps"][0]["tokens"][0] = {0, 0};
+       },
+       "tokens must list [sequence, first, count]"},
+      {[](Json& j) {
+         j["steps"][0]["tokens"][0] = {2, 0, 1};
+       },
+       "a sequence must be an integer from 0 to 1, not 2"},
+      {[](Json& j) {
+         j["steps"][0]["tokens"][0] = {0, 0, 7};
+       },
+       "count must be an integer from 0 to 6, not 7"},
+      {[](Json& j) { j["steps"][1]["tokens"][0][1] = 3; },
+       "sequence 0 goes on at 3, but 4 tokens came before"},
       {[](Json& j) { j["ranks"] = 2; }, "\"ranks\" must list 2 ranks"},
-      {[](Json& j) { j["ranks"].erase(1); }, "\"ranks\" must list 2 ranks, one for each place of the mesh tp=2"},
+      {[](Json& j) { j["ranks"].erase(1); },
+       "\"ranks\" must list 2 ranks, one for each place of the mesh tp=2"},
       {[](Json& j) { j["ranks"][0].erase("file"); }, "every rank needs coord"},
       {[](Json& j) { j["ranks"][0]["coord"] = 0; }, "every rank needs coord"},
-      {[](Json& j) { j["ranks"][0]["coord"] = {{"dp", 0}}; }, "a rank's coord lacks the axis tp"},
-      {[](Json& j) { j["ranks"][0]["coord"]["tp"] = 2; }, "coord.tp must be an integer from 0 to 1, not 2"},
+      {[](Json& j) {
+         j["ranks"][0]["coord"] = {{"dp", 0}};
+       },
+       "a rank's coord lacks the axis tp"},
+      {[](Json& j) { j["ranks"][0]["coord"]["tp"] = 2; },
+       "coord.tp must be an integer from 0 to 1, not 2"},
       {[](Json& j) { j["ranks"][0]["coord"]["tp"] = 1; }, "rank 1 stands twice"},
       {[](Json& j) { j["taps"] = Json::array(); }, "\"taps\" must be an object of patterns"},
-      {[](Json& j) { j["taps"].erase("layers.*.mlp.act"); }, "\"taps\" gives no placement for layers.0.mlp.act; add a pattern"},
+      {[](Json& j) { j["taps"].erase("layers.*.mlp.act"); },
+       "\"taps\" gives no placement for layers.0.mlp.act; add a pattern"},
       {[](Json& j) { j["taps"]["norm"] = "R"; }, "taps.norm must be an object such as"},
-      {[](Json& j) { j["taps"]["norm"] = {{"dp", "R"}}; }, "taps.norm: the mesh has no axis \"dp\""},
-      {[](Json& j) { j["taps"]["norm"] = {{"tp", "S(rows)"}}; }, "taps.norm: unknown placement \"S(rows)\"; use R, S(features)"},
-      {[](Json& j) { j["taps"]["norm"] = {{"tp", 3}}; }, "taps.norm: unknown placement \"3\""},
-      {[](Json& j) { j["taps"]["norm"] = {{"tp", "R"}, {"ranges", Json::array()}}; }, "\"ranges\" needs a placement S(features)"},
-      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"] = 1; }, "\"ranges\" must list, for each of the 2 ranks"},
-      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"].erase(1); }, "\"ranges\" must list, for each of the 2 ranks"},
+      {[](Json& j) {
+         j["taps"]["norm"] = {{"dp", "R"}};
+       },
+       "taps.norm: the mesh has no axis \"dp\""},
+      {[](Json& j) {
+         j["taps"]["norm"] = {{"tp", "S(rows)"}};
+       },
+       "taps.norm: unknown placement \"S(rows)\"; use R, S(features)"},
+      {[](Json& j) {
+         j["taps"]["norm"] = {{"tp", 3}};
+       },
+       "taps.norm: unknown placement \"3\""},
+      {[](Json& j) {
+         j["taps"]["norm"] = {{"tp", "R"}, {"ranges", Json::array()}};
+       },
+       "\"ranges\" needs a placement S(features)"},
+      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"] = 1; },
+       "\"ranges\" must list, for each of the 2 ranks"},
+      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"].erase(1); },
+       "\"ranges\" must list, for each of the 2 ranks"},
       {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"][0] = 5; }, "\"ranges\" must list"},
-      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 68, 3}; }, "\"ranges\" must list"},
-      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 137}; }, "a range's end must be an integer from 0 to 136, not 137"},
-      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {9, 4}; }, "a range's end must be an integer from 9 to 136, not 4"},
-      {[](Json& j) { j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 67}; }, "the ranges cover [0,67)+[68,136) of [0,136); every element needs an owner"},
+      {[](Json& j) {
+         j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 68, 3};
+       },
+       "\"ranges\" must list"},
+      {[](Json& j) {
+         j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 137};
+       },
+       "a range's end must be an integer from 0 to 136, not 137"},
+      {[](Json& j) {
+         j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {9, 4};
+       },
+       "a range's end must be an integer from 9 to 136, not 4"},
+      {[](Json& j) {
+         j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 67};
+       },
+       "the ranges cover [0,67)+[68,136) of [0,136); every element needs an owner"},
   };
   const CandidateFolder folder(small());
   const Json good = folder.manifest();
@@ -108,7 +159,8 @@ TEST(CandidateManifest, EveryMistakeIsOneMessage) {
 
 TEST(CandidateManifest, TextThatIsNoManifest) {
   const CandidateFolder folder(small());
-  for (const std::string text : {"", "[]", "{", "null", "3", "{\"schema\": \"shardcheck.taps/1\",}", "\xff\xfe"}) {
+  for (const std::string text :
+       {"", "[]", "{", "null", "3", "{\"schema\": \"shardcheck.taps/1\",}", "\xff\xfe"}) {
     folder.write_manifest(text);
     const std::string message = input_error([&] { folder.read(); });
     EXPECT_THAT(message, HasSubstr("manifest.json: ")) << text;
@@ -135,8 +187,9 @@ TEST(CandidateManifest, FolderWithoutManifest) {
 TEST(CandidateManifest, RankFileMissing) {
   const CandidateFolder folder(small());
   std::filesystem::remove(folder.file(1));
-  EXPECT_THAT(input_error([&] { folder.read(); }),
-              AllOf(HasSubstr("rank1.safetensors: the file of rank 1 is missing"), HasSubstr("mesh tp=2")));
+  EXPECT_THAT(
+      input_error([&] { folder.read(); }),
+      AllOf(HasSubstr("rank1.safetensors: the file of rank 1 is missing"), HasSubstr("mesh tp=2")));
 }
 
 TEST(CandidateManifest, RankFileTruncated) {
@@ -151,8 +204,10 @@ TEST(CandidateManifest, UnknownTapNamesTheNearest) {
     all.emplace("prefill/layers.1.mlp.donw_proj", all.at("prefill/layers.1.mlp.down_proj"));
   });
   const std::string message = input_error([&] { folder.read(); });
-  EXPECT_THAT(message, AllOf(HasSubstr("rank1.safetensors"), HasSubstr("no tap \"layers.1.mlp.donw_proj\""),
-                             HasSubstr("did you mean \"layers.1.mlp.down_proj\"?"), HasSubstr("--allow-unknown")));
+  EXPECT_THAT(
+      message,
+      AllOf(HasSubstr("rank1.safetensors"), HasSubstr("no tap \"layers.1.mlp.donw_proj\""),
+            HasSubstr("did you mean \"layers.1.mlp.down_proj\"?"), HasSubstr("--allow-unknown")));
   CandidateOptions options;
   options.allow_unknown = true;
   const CandidateReport report = folder.compare(options);
@@ -163,7 +218,8 @@ TEST(CandidateManifest, UnknownTapNamesTheNearest) {
 TEST(CandidateManifest, TensorOfNoStep) {
   for (const std::string name : {"decode9/norm", "prefill1/norm", "norm", "warmup/norm"}) {
     const CandidateFolder folder(small());
-    folder.change_file(0, [&](CandidateFolder::Tensors& all) { all.emplace(name, all.at("prefill/norm")); });
+    folder.change_file(
+        0, [&](CandidateFolder::Tensors& all) { all.emplace(name, all.at("prefill/norm")); });
     EXPECT_THAT(input_error([&] { folder.read(); }),
                 AllOf(HasSubstr("rank0.safetensors: tensor \"" + name + "\" belongs to no step")));
   }
@@ -176,17 +232,20 @@ TEST(CandidateManifest, WrongDtype) {
     all.at("prefill/norm") = round_to(DType::bf16, old.shape(), old.to_f64());
   });
   EXPECT_THAT(input_error([&] { folder.read(); }),
-              AllOf(HasSubstr("rank1.safetensors"), HasSubstr("\"prefill/norm\" is bf16, the manifest says f32")));
+              AllOf(HasSubstr("rank1.safetensors"),
+                    HasSubstr("\"prefill/norm\" is bf16, the manifest says f32")));
 }
 
 TEST(CandidateManifest, WrongNumberOfDimensions) {
-  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{6, 48, 1}, {1, 1, 6, 48}, {288}}) {
+  for (const std::vector<std::int64_t>& shape :
+       {std::vector<std::int64_t>{6, 48, 1}, {1, 1, 6, 48}, {288}}) {
     const CandidateFolder folder(small());
     folder.change_file(1, [&](CandidateFolder::Tensors& all) {
       all.at("prefill/norm") = HostTensor(DType::f32, shape);
     });
     EXPECT_THAT(input_error([&] { folder.read(); }),
-                AllOf(HasSubstr("\"prefill/norm\" has shape " + to_string(shape)), HasSubstr("[1, tokens, features]")));
+                AllOf(HasSubstr("\"prefill/norm\" has shape " + to_string(shape)),
+                      HasSubstr("[1, tokens, features]")));
   }
 }
 
@@ -194,10 +253,13 @@ TEST(CandidateManifest, WrongNumberOfDimensions) {
 TEST(CandidateManifest, TensorUnderTwoNames) {
   const CandidateFolder folder(small());
   folder.change_file(0, [](CandidateFolder::Tensors& all) {
-    all.emplace("prefill/model.norm", round_to(DType::f32, all.at("prefill/norm").shape(),
-                                               std::vector<double>(static_cast<std::size_t>(all.at("prefill/norm").elements()), 0.25)));
+    all.emplace("prefill/model.norm",
+                round_to(DType::f32, all.at("prefill/norm").shape(),
+                         std::vector<double>(
+                             static_cast<std::size_t>(all.at("prefill/norm").elements()), 0.25)));
   });
-  EXPECT_THAT(input_error([&] { folder.read(); }), HasSubstr("rank0.safetensors: prefill/norm stands under two names"));
+  EXPECT_THAT(input_error([&] { folder.read(); }),
+              HasSubstr("rank0.safetensors: prefill/norm stands under two names"));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct Fault {
   std::function<bool(RankContext&, const Instruction&, const std::vector<Tensor>& inputs,
                      std::vector<Tensor>& outputs)>
       replace;
-  std::function<void(RankContext&, const Instruction&, std::vector<Tensor>& outputs)> after, between;
+  std::function<void(RankContext&, const Instruction&, std::vector<Tensor>&outputs)> after, between;
 };
 
 class PlantedFault final : public Interposer {
@@ -157,8 +157,7 @@ inline void expect_first(const CellReport& cell, const Expected& expected) {
   ASSERT_TRUE(cell.first.has_value());
   EXPECT_EQ(cell.first->tap, expected.tap) << describe(cell);
   EXPECT_EQ(cell.first->ranks, expected.ranks) << describe(cell);
-  EXPECT_EQ(cell.first->all_ranks,
-            static_cast<int>(expected.ranks.size()) == cell.mesh.ranks());
+  EXPECT_EQ(cell.first->all_ranks, static_cast<int>(expected.ranks.size()) == cell.mesh.ranks());
   if (expected.phase) {
     EXPECT_EQ(cell.first->phase, *expected.phase) << describe(cell);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank does wrong while it runs: sums, positions, caches, buffers, attention, norms.
+// What ranks do wrong with sums over ranks, and with the buffers between a producer and its consumers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,8 +52,10 @@ TEST(PlantedFaults, RowParallelBiasOnEveryRank) {
       made.after = [&](RankContext& context, const Instruction& instruction,
                        std::vector<Tensor>& outputs) {
         if (instruction.site != biased.module + ".partial") return;
-        const Tensor sum = context.device().allocate(outputs[0].dtype, outputs[0].rows, outputs[0].cols);
-        context.device().bias(context.stream(), outputs[0], context.weight(biased.module + ".bias"), sum);
+        const Tensor sum = context.device().allocate(outputs[0].dtype, outputs[0].rows,
+                                                     outputs[0].cols);
+        context.device().bias(context.stream(), outputs[0], context.weight(biased.module + ".bias"),
+                              sum);
         outputs[0] = sum;
       };
       made.replace = [&](RankContext& context, const Instruction& instruction,
@@ -79,9 +81,10 @@ TEST(PlantedFaults, ResidualBeforeTheReduction) {
     std::string residual, module, add;
     int tp;
   };
-  for (const Block& block : std::vector<Block>{{"embed_tokens", "layers.0.self_attn.o_proj", "layers.0.self_attn.resid", 2},
-                                               {"layers.1.self_attn.resid", "layers.1.mlp.down_proj", "layers.1", 3},
-                                               {"layers.2.self_attn.resid", "layers.2.mlp.down_proj", "layers.2", 4}}) {
+  for (const Block& block : std::vector<Block>{
+           {"embed_tokens", "layers.0.self_attn.o_proj", "layers.0.self_attn.resid", 2},
+           {"layers.1.self_attn.resid", "layers.1.mlp.down_proj", "layers.1", 3},
+           {"layers.2.self_attn.resid", "layers.2.mlp.down_proj", "layers.2", 4}}) {
     const MakeFault fault = [&](const Program& program) {
       const PerRank<Tensor> residual = per_rank<Tensor>(program.mesh.ranks());
       Fault made;
@@ -89,7 +92,8 @@ TEST(PlantedFaults, ResidualBeforeTheReduction) {
                                       std::vector<Tensor>& outputs) {
         if (instruction.site == block.residual) mine(residual, context) = outputs[0];
         if (instruction.site != block.module + ".partial") return;
-        const Tensor sum = context.device().allocate(outputs[0].dtype, outputs[0].rows, outputs[0].cols);
+        const Tensor sum = context.device().allocate(outputs[0].dtype, outputs[0].rows,
+                                                     outputs[0].cols);
         context.device().add(context.stream(), mine(residual, context), outputs[0], sum);
         outputs[0] = sum;
       };
@@ -115,8 +119,8 @@ TEST(PlantedFaults, NanInOneRanksPartial) {
           "layers.1.mlp.down_proj.partial", {rank}, [](std::vector<double>& values, std::size_t cols) {
             values[cols + 3] = std::numeric_limits<double>::quiet_NaN();
           });
-      const CellReport cell = expect_caught({"tiny-llama", 3, dtype}, fault,
-                                            {"layers.1.mlp.down_proj.partial", {rank}, {}, Gate::g3});
+      const CellReport cell = expect_caught(
+          {"tiny-llama", 3, dtype}, fault, {"layers.1.mlp.down_proj.partial", {rank}, {}, Gate::g3});
       EXPECT_EQ(cell.first->row, 1);
       EXPECT_EQ(cell.first->feature, 3);
       EXPECT_TRUE(std::isnan(cell.first->got));
@@ -204,7 +208,8 @@ TEST(PlantedFaults, CollectiveIssuedTwice) {
     Fault made;
     made.replace = [](RankContext& context, const Instruction& instruction,
                       const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-      if (instruction.site != "layers.2.self_attn.o_proj" || instruction.op != nullptr) return false;
+      if (instruction.site != "layers.2.self_attn.o_proj" || instruction.op != nullptr)
+        return false;
       run_collective(instruction, context, inputs[0]);
       outputs = {run_collective(instruction, context, inputs[0])};
       return true;
@@ -217,221 +222,6 @@ TEST(PlantedFaults, CollectiveIssuedTwice) {
   EXPECT_TRUE(cell.gates.at(Gate::g3).passed);
 }
 
-// ---- positions and caches ----
-
-/// rope of an instruction's input with every position moved by `shift`.
-Tensor rotated(RankContext& context, const Instruction& instruction, const Tensor& input,
-               std::int64_t shift) {
-  Device& device = context.device();
-  const Config& config = context.program().config;
-  const DType dtype = accumulate_dtype(context.settings().storage);
-  std::vector<double> cosines, sines;
-  for (const std::int64_t position : context.positions()) {
-    for (std::int64_t i = 0; i < config.head_dim / 2; ++i) {
-      const double angle = static_cast<double>(position + shift) /
-                           std::pow(config.rope.theta, 2.0 * static_cast<double>(i) /
-                                                           static_cast<double>(config.head_dim));
-      cosines.push_back(std::cos(angle));
-      sines.push_back(std::sin(angle));
-    }
-  }
-  const std::int64_t rows = input.rows, cols = config.head_dim / 2;
-  const Tensor cos = device.allocate(dtype, rows, cols), sin = device.allocate(dtype, rows, cols);
-  device.upload(context.stream(), round_to(dtype, {rows, cols}, cosines), cos);
-  device.upload(context.stream(), round_to(dtype, {rows, cols}, sines), sin);
-  const Tensor out = context.allocate(instruction.outputs[0]);
-  device.rope(context.stream(), input, cos, sin, config.head_dim, RopeConvention::half_split, out);
-  return out;
-}
-
-// From the first decode step on one rank counts positions from one too far. Only new tokens are wrong: rotated all
-// alike, a whole sequence would not show it.
-TEST(PlantedFaults, RopePositionOffByOneInDecode) {
-  struct Off {
-    std::string site, first;
-    int tp, rank;
-  };
-  for (const Off& off : std::vector<Off>{{"", "layers.0.self_attn.q_rot", 2, 1},
-                                         {"layers.1.self_attn.k_rot", "layers.1.self_attn.k_rot", 3, 0},
-                                         {"layers.2.self_attn.q_rot", "layers.2.self_attn.q_rot", 4, 2}}) {
-    const MakeFault fault = [&](const Program&) {
-      Fault made;
-      made.replace = [&off](RankContext& context, const Instruction& instruction,
-                            const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-        if (!is_op(instruction, "rope") || context.rank() != off.rank) return false;
-        if (context.step().phase != Phase::decode) return false;
-        if (!off.site.empty() && instruction.site != off.site) return false;
-        outputs = {rotated(context, instruction, inputs[0], 1)};
-        return true;
-      };
-      return made;
-    };
-    for (const DType dtype : kTwo) {
-      expect_caught({"tiny-llama", off.tp, dtype, Phase::decode}, fault,
-                    {off.first, {off.rank}, Phase::decode, Gate::g3});
-    }
-  }
-}
-
-// With the position right, the stand-in for rope is rope: what the test above shows is the shift.
-TEST(PlantedFaults, RopeWithoutAShiftPasses) {
-  const MakeFault same = [](const Program&) {
-    Fault made;
-    made.replace = [](RankContext& context, const Instruction& instruction,
-                      const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-      if (!is_op(instruction, "rope")) return false;
-      outputs = {rotated(context, instruction, inputs[0], 0)};
-      return true;
-    };
-    return made;
-  };
-  for (const DType dtype : kTwo) {
-    EXPECT_TRUE(verified({"tiny-llama", 2, dtype, Phase::decode}, same).passed());
-  }
-}
-
-// One rank's new key (or value) doesn't reach its cache: attention reads what stood there.
-TEST(PlantedFaults, StaleCacheEntry) {
-  struct Stale {
-    std::string model, attention;
-    bool keys;
-    int tp, rank, step;
-  };
-  for (const Stale& stale : std::vector<Stale>{{"tiny-llama", "layers.0.self_attn", true, 2, 1, 0},
-                                               {"tiny-llama", "layers.1.self_attn", false, 3, 0, 2},
-                                               {"tiny-llama", "layers.2.self_attn", true, 4, 3, 3},
-                                               {"tiny-mistral", "layers.2.self_attn", true, 2, 0, 1},
-                                               {"tiny-gpt2", "h.1.attn", false, 3, 2, 1}}) {
-    const MakeFault fault = [&](const Program&) {
-      Fault made;
-      made.after = [&stale](RankContext& context, const Instruction& instruction,
-                            std::vector<Tensor>& outputs) {
-        if (!is_op(instruction, "cache") || instruction.module != stale.attention) return;
-        if (context.rank() != stale.rank || context.step().phase != Phase::decode) return;
-        if (context.step().index != stale.step) return;
-        // The outputs are views of the cache: the entry stays as it is for all later steps.
-        const Tensor& cache = outputs[stale.keys ? 0 : 1];
-        context.device().copy(context.stream(), cache.row_range(cache.rows - 2, cache.rows - 1),
-                              cache.row_range(cache.rows - 1, cache.rows));
-      };
-      return made;
-    };
-    for (const DType dtype : kTwo) {
-      const std::string tap = stale.attention + (stale.keys ? ".k_cache" : ".v_cache");
-      const CellReport cell = expect_caught({stale.model, stale.tp, dtype, Phase::decode}, fault,
-                                            {tap, {stale.rank}, Phase::decode});
-      EXPECT_FALSE(cell.gates.at(Gate::g0).passed);
-      EXPECT_GE(cell.first->step, stale.step);
-    }
-  }
-}
-
-// An entry of an earlier step changes under attention's eyes, long after it was written.
-TEST(PlantedFaults, CacheEntryOverwrittenLater) {
-  const MakeFault fault = [](const Program&) {
-    Fault made;
-    made.after = [](RankContext& context, const Instruction& instruction,
-                    std::vector<Tensor>& outputs) {
-      if (!is_op(instruction, "cache") || instruction.module != "layers.1.self_attn") return;
-      if (context.rank() != 1 || context.step().phase != Phase::decode) return;
-      if (context.step().index != 2) return;
-      context.device().copy(context.stream(), outputs[1].row_range(4, 5), outputs[1].row_range(0, 1));
-    };
-    return made;
-  };
-  for (const DType dtype : kTwo) {
-    const CellReport cell = expect_caught({"tiny-llama", 2, dtype, Phase::decode}, fault,
-                                          {"layers.1.self_attn.v_cache", {1}, Phase::decode});
-    EXPECT_FALSE(cell.gates.at(Gate::g0).passed);
-  }
-}
-
-// ---- attention and norms ----
-
-/// One sequence's attention with another window, or with queries that are told a later position than theirs.
-MakeFault other_mask(const std::string& attention, int rank, std::int64_t window, std::int64_t ahead) {
-  return [=](const Program& program) {
-    Fault fault;
-    fault.replace = [=, &program](RankContext& context, const Instruction& instruction,
-                                  const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-      if (instruction.site != attention + ".attn" || context.rank() != rank) return false;
-      Device& device = context.device();
-      const auto d = static_cast<std::int64_t>(instruction.attributes.at("head_dim"));
-      const StepSequence sequence = context.step().sequences.at(0);
-      const std::int64_t heads = inputs[0].cols / d, kv_heads = inputs[1].cols / d;
-      std::vector<std::int32_t> map;  // these cuts give every rank whole groups
-      for (std::int64_t h = 0; h < heads; ++h)
-        map.push_back(static_cast<std::int32_t>(h * kv_heads / heads));
-      const DType dtype = accumulate_dtype(context.settings().storage);
-      const AttentionState state{device.allocate(dtype, sequence.count, heads),
-                                 device.allocate(dtype, sequence.count, heads),
-                                 device.allocate(dtype, sequence.count, heads * d)};
-      const std::int64_t end = sequence.first + sequence.count;
-      const AttentionShape shape{d, instruction.attributes.at("scale"), sequence.first + ahead,
-                                 end - inputs[1].rows, window};
-      outputs = {context.allocate(instruction.outputs[0])};
-      device.attention_partial(context.stream(), inputs[0], inputs[1], inputs[2], map, shape, state);
-      device.attention_finish(context.stream(), state, d, outputs[0]);
-      return true;
-    };
-    return fault;
-  };
-}
-
-TEST(PlantedFaults, WindowOfAnotherLength) {
-  for (const DType dtype : kTwo) {
-    for (const std::int64_t window : {3, 5}) {
-      expect_caught({"tiny-mistral", 2, dtype}, other_mask("layers.1.self_attn", 1, window, 0),
-                    {"layers.1.self_attn.attn", {1}, {}, Gate::g3});
-    }
-    // A window where there is none.
-    expect_caught({"tiny-llama", 2, dtype}, other_mask("layers.2.self_attn", 0, 6, 0),
-                  {"layers.2.self_attn.attn", {0}, {}, Gate::g3});
-    EXPECT_TRUE(verified({"tiny-mistral", 2, dtype}, other_mask("layers.1.self_attn", 1, 4, 0)).passed());
-  }
-}
-
-TEST(PlantedFaults, UnmaskedFutureKey) {
-  for (const DType dtype : kTwo) {
-    for (const int rank : {0, 3}) {
-      expect_caught({"tiny-llama", 4, dtype}, other_mask("layers.0.self_attn", rank, 0, 1),
-                    {"layers.0.self_attn.attn", {rank}, {}, Gate::g3});
-    }
-    EXPECT_TRUE(verified({"tiny-llama", 4, dtype}, other_mask("layers.0.self_attn", 3, 0, 0)).passed());
-  }
-}
-
-// Every rank with the wrong epsilon: the replicas agree, the reference doesn't.
-TEST(PlantedFaults, NormWithAnotherEpsilon) {
-  struct Norm {
-    std::string model, site;
-    std::vector<int> ranks;
-  };
-  for (const Norm& norm : std::vector<Norm>{{"tiny-llama", "layers.0.input_layernorm", {0, 1, 2}},
-                                            {"tiny-llama", "norm", {0, 1, 2}},
-                                            {"tiny-llama", "layers.1.post_attention_layernorm", {1}},
-                                            {"tiny-gpt2", "h.1.ln_2", {2}},
-                                            {"tiny-gpt2", "h.0.ln_1", {0, 1, 2}}}) {
-    const MakeFault fault = [&](const Program&) {
-      Fault made;
-      made.replace = [&norm](RankContext& context, const Instruction& instruction,
-                             const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-        if (instruction.site != norm.site) return false;
-        if (std::find(norm.ranks.begin(), norm.ranks.end(), context.rank()) == norm.ranks.end())
-          return false;
-        Instruction other = instruction;
-        other.attributes["eps"] = 1e-6;
-        outputs = instruction.op->run(other, context, inputs);
-        return true;
-      };
-      return made;
-    };
-    for (const DType dtype : {DType::f64, DType::f32}) {
-      expect_caught({norm.model, 3, dtype}, fault, {norm.site, norm.ranks, {}, Gate::g3});
-    }
-  }
-}
-
 // ---- buffers between producer and consumer ----
 
 // Something writes into a value after it was produced (and recorded) and before it is read.
@@ -441,9 +231,10 @@ TEST(PlantedFaults, OverwrittenBeforeItIsRead) {
     int tp, rank;
     Phase phase;
   };
-  for (const Overwritten& hit : std::vector<Overwritten>{{"embed_tokens", 2, 0, Phase::prefill},
-                                                         {"layers.1.self_attn.attn", 3, 2, Phase::prefill},
-                                                         {"layers.2.mlp.act", 4, 1, Phase::decode}}) {
+  for (const Overwritten& hit :
+       std::vector<Overwritten>{{"embed_tokens", 2, 0, Phase::prefill},
+                                {"layers.1.self_attn.attn", 3, 2, Phase::prefill},
+                                {"layers.2.mlp.act", 4, 1, Phase::decode}}) {
     const MakeFault fault = [&](const Program&) {
       Fault made;
       made.between = [&hit](RankContext& context, const Instruction& instruction,
@@ -452,7 +243,8 @@ TEST(PlantedFaults, OverwrittenBeforeItIsRead) {
         if (context.step().phase != hit.phase) return;
         // In place: its last element takes the first one's value.
         const Tensor row = outputs[0].row_range(0, 1);
-        context.device().copy(context.stream(), row.col_range(0, 1), row.col_range(row.cols - 1, row.cols));
+        context.device().copy(context.stream(), row.col_range(0, 1),
+                              row.col_range(row.cols - 1, row.cols));
       };
       return made;
     };

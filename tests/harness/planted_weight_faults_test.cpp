@@ -75,9 +75,8 @@ TEST(PlantedWeightFaults, KeyRowsOfTwoRanksExchanged) {
             if (rank != swap.a && rank != swap.b) return;
             const Module& module = *program.find_module(swap.module);
             const Ranges theirs = program.plan.rows_of(module, rank == swap.a ? swap.b : swap.a);
-            context.set_weight(module.weight(),
-                               store->shard(module.weight(), theirs, {{0, module.in}},
-                                            context.device(), context.stream()));
+            context.set_weight(module.weight(), store->shard(module.weight(), theirs, {{0, module.in}},
+                                                             context.device(), context.stream()));
           };
           return made;
         };
@@ -117,9 +116,10 @@ TEST(PlantedWeightFaults, VocabularyRowOffAtTheBorder) {
     std::string model, table, tap;
     int tp, rank;
   };
-  for (const Border& border : std::vector<Border>{{"tiny-odd-vocab", "embed_tokens", "embed_tokens.partial", 3, 1},
-                                                  {"tiny-llama", "embed_tokens", "embed_tokens.partial", 4, 3},
-                                                  {"tiny-gpt2", "wte", "wte.partial", 2, 1}}) {
+  for (const Border& border :
+       std::vector<Border>{{"tiny-odd-vocab", "embed_tokens", "embed_tokens.partial", 3, 1},
+                           {"tiny-llama", "embed_tokens", "embed_tokens.partial", 4, 3},
+                           {"tiny-gpt2", "wte", "wte.partial", 2, 1}}) {
     const Model model = load_model(border.model);
     const Partition rows = Partition::balanced(model.config().vocab_size, border.tp);
     const std::int64_t begin = rows.of(border.rank)[0].begin, end = rows.of(border.rank)[0].end;
@@ -130,8 +130,7 @@ TEST(PlantedWeightFaults, VocabularyRowOffAtTheBorder) {
       // The last row holds the row before it.
       const Splice last{border.table + ".weight", true, end - begin - 1, end - 2, end - 1};
       for (const Splice& splice : {first, last}) {
-        const CellReport cell = expect_caught(setting,
-                                              wrong_shard(model, dtype, border.rank, splice),
+        const CellReport cell = expect_caught(setting, wrong_shard(model, dtype, border.rank, splice),
                                               {border.tap, {border.rank}, {}, Gate::g3});
         EXPECT_FALSE(cell.gates.at(Gate::g0).passed);
       }
@@ -204,8 +203,7 @@ TEST(PlantedWeightFaults, GateAndUpExchanged) {
     return made;
   };
   for (const DType dtype : kTwo) {
-    expect_caught({"tiny-llama", 4, dtype}, fault,
-                  {"layers.1.mlp.gate_proj", {2}, {}, Gate::g3});
+    expect_caught({"tiny-llama", 4, dtype}, fault, {"layers.1.mlp.gate_proj", {2}, {}, Gate::g3});
   }
 }
 
@@ -232,8 +230,9 @@ TEST(PlantedWeightFaults, FusedRowsCutAsOneBlock) {
 
 // One element of one shard: G0 sees the bits, whether or not an error budget could.
 TEST(PlantedWeightFaults, OneBitOfOneShard) {
-  for (const std::string tensor : {"layers.1.self_attn.q_proj.weight", "layers.1.post_attention_layernorm.weight",
-                                   "norm.weight", "layers.2.mlp.down_proj.weight"}) {
+  for (const std::string tensor :
+       {"layers.1.self_attn.q_proj.weight", "layers.1.post_attention_layernorm.weight",
+        "norm.weight", "layers.2.mlp.down_proj.weight"}) {
     const MakeFault fault = [&](const Program&) {
       Fault made;
       made.prepare = [&tensor](RankContext& context) {
@@ -264,9 +263,9 @@ TEST(PlantedWeightFaults, BiasSliceIsShifted) {
         if (context.rank() != 0) return;
         const Module& module = *program.find_module("layers.1.self_attn.q_proj");
         const Ranges own = program.plan.rows_of(module, 0);
-        context.set_weight(module.bias(),
-                           store->shard(module.bias(), {{0, 1}}, {{own[0].begin + 1, own[0].end + 1}},
-                                        context.device(), context.stream()));
+        context.set_weight(module.bias(), store->shard(module.bias(), {{0, 1}},
+                                                       {{own[0].begin + 1, own[0].end + 1}},
+                                                       context.device(), context.stream()));
       };
       return made;
     };

@@ -29,6 +29,7 @@ struct RunOf {
 };
 
 struct RanProgram {
+  VerifyParts parts;  // the program's instructions point to its ops
   Model model;
   Program program;
   RunSettings settings;
@@ -42,14 +43,23 @@ struct RanProgram {
 };
 
 inline std::unique_ptr<RanProgram> run_of(const RunOf& what) {
-  const VerifyParts parts = builtin_parts();
+  VerifyParts parts = builtin_parts();
   Model model = load_model(what.model);
   const Plan plan = what.plan.find('{') == std::string::npos ? load_plan(what.plan)
                                                              : parse_plan(what.plan, "plan.json");
   Program program = build_program(model, resolve(plan, model, what.mesh), parts.ops);
-  auto ran = std::make_unique<RanProgram>(RanProgram{std::move(model), std::move(program),
-                                                     what.settings, {}, {}, parts.devices.make("cpu"),
-                                                     nullptr, {}, {}, {}});
+  auto ran = std::make_unique<RanProgram>(RanProgram{std::move(parts),
+                                                     std::move(model),
+                                                     std::move(program),
+                                                     what.settings,
+                                                     {},
+                                                     {},
+                                                     nullptr,
+                                                     nullptr,
+                                                     {},
+                                                     {},
+                                                     {}});
+  ran->device = ran->parts.devices.make("cpu");
   InputOptions inputs;
   inputs.lengths = what.lengths;
   inputs.decode_steps = what.decode_steps;
@@ -66,13 +76,13 @@ inline std::unique_ptr<RanProgram> run_of(const RunOf& what) {
   options.check_wiring = true;
   options.inspect = what.inspect;
   Device* const device = ran->device.get();
-  const auto world = parts.worlds.make("threads", what.mesh);
+  const auto world = ran->parts.worlds.make("threads", what.mesh);
   ran->result = run_program(ran->program, *world, {&device, 1}, *ran->weights, what.settings,
                             ran->steps, options);
   ran->taps = collector.release();
-  const auto shapes = parts.devices.make("meta");
+  const auto shapes = ran->parts.devices.make("meta");
   Device* const meta = shapes.get();
-  const auto solo = parts.worlds.make("solo", what.mesh);
+  const auto solo = ran->parts.worlds.make("solo", what.mesh);
   WeightStore no_values(ran->model, what.settings.storage);
   ran->meta = run_program(ran->program, *solo, {&meta, 1}, no_values, what.settings, ran->steps).ledgers;
   return ran;

@@ -22,7 +22,8 @@ std::vector<std::int64_t> indices(const Ranges& ranges) {
 
 /// Disjoint ranges with gaps, in any order.
 Ranges disjoint_ranges() {
-  const auto lengths = *rc::gen::resize(6, rc::gen::container<std::vector<int>>(rc::gen::inRange(0, 9)));
+  const auto lengths = *rc::gen::resize(
+      6, rc::gen::container<std::vector<int>>(rc::gen::inRange(0, 9)));
   Ranges ranges;
   std::int64_t at = *rc::gen::inRange(0, 4);
   for (const int length : lengths) {
@@ -118,9 +119,18 @@ TEST(Partition, NamesTheFirstDefect) {
       {"nothing", {{}, {}}, "no rank has [0,10)", "no rank has [0,10)"},
       {"overlap", {{{0, 6}}, {{4, 10}}}, "ranks 0 and 1 both have [4,6)", ""},
       {"inside", {{{0, 10}}, {{2, 3}}}, "ranks 0 and 1 both have [2,3)", ""},
-      {"outside", {{{0, 4}}, {{4, 11}}}, "rank 1 has [4,11), outside [0,10)", "rank 1 has [4,11), outside [0,10)"},
-      {"negative", {{{-1, 10}}}, "rank 0 has [-1,10), outside [0,10)", "rank 0 has [-1,10), outside [0,10)"},
-      {"backwards", {{{0, 10}, {7, 5}}}, "rank 0 has [7,5), outside [0,10)", "rank 0 has [7,5), outside [0,10)"},
+      {"outside",
+       {{{0, 4}}, {{4, 11}}},
+       "rank 1 has [4,11), outside [0,10)",
+       "rank 1 has [4,11), outside [0,10)"},
+      {"negative",
+       {{{-1, 10}}},
+       "rank 0 has [-1,10), outside [0,10)",
+       "rank 0 has [-1,10), outside [0,10)"},
+      {"backwards",
+       {{{0, 10}, {7, 5}}},
+       "rank 0 has [7,5), outside [0,10)",
+       "rank 0 has [7,5), outside [0,10)"},
   };
   for (const Defective& given : cases) {
     const Partition cut(10, given.per_rank);

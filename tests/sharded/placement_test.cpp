@@ -17,7 +17,8 @@ const Mesh kMesh{{{"x", 2}, {"y", 3}}};
 Layout of_kind(Placement::Kind kind, std::int64_t features = 12) {
   Layout layout = Layout::replicated(features, kMesh);
   layout.placements[0] = {kind, Dim::features};
-  if (kind == Placement::Kind::S) layout = Layout::sharded(kMesh, 0, Partition::balanced(features, 2));
+  if (kind == Placement::Kind::S)
+    layout = Layout::sharded(kMesh, 0, Partition::balanced(features, 2));
   return layout;
 }
 
@@ -96,7 +97,8 @@ TEST(AddRule, AddsLikeToLike) {
     ASSERT_EQ(placed.outputs.size(), 1u);
     EXPECT_EQ(placed.outputs[0], of_kind(kind));
   }
-  EXPECT_EQ(rules.rule("add", {of_kind(Kind::P_max), of_kind(Kind::P_max)}), "partial_plus_replicated");
+  EXPECT_EQ(rules.rule("add", {of_kind(Kind::P_max), of_kind(Kind::P_max)}),
+            "partial_plus_replicated");
   EXPECT_EQ(rules.rule("add", {of_kind(Kind::R), of_kind(Kind::P_sum)}), "partial_plus_replicated");
   EXPECT_EQ(rules.rule("add", {of_kind(Kind::R), of_kind(Kind::S)}), "placements_differ");
   Layout other = of_kind(Kind::S);

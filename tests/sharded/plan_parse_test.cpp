@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grammar of plans: everything it allows, every way to get it wrong, and that no text at all makes it crash.
+// The grammar of plans: everything it allows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <fstream>
-#include <random>
-#include <sstream>
 
 #include "sharded/plan.hpp"
 #include "tests/model/input_error.hpp"
@@ -15,16 +11,17 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 /// A plan with this object of cuts under "weights": {"m": ...} on the axes a and b.
 WeightCut cut(const std::string& json) {
-  const Plan plan = parse_plan(R"({"name": "p", "mesh": ["a", "b"], "weights": {"m": {"a": )" + json + "}}}", "p");
+  const Plan plan = parse_plan(
+      R"({"name": "p", "mesh": ["a", "b"], "weights": {"m": {"a": )" + json + "}}}", "p");
   return plan.families.at("").weights.at(0).cuts.at("a");
 }
 
 std::vector<CollectiveStep> steps(const std::string& json) {
-  const Plan plan = parse_plan(R"({"name": "p", "mesh": ["a", "b"], "collectives": {"m.out": )" + json + "}}", "p");
+  const Plan plan = parse_plan(
+      R"({"name": "p", "mesh": ["a", "b"], "collectives": {"m.out": )" + json + "}}", "p");
   return plan.families.at("").collectives.at(0).steps;
 }
 
@@ -59,7 +56,8 @@ TEST(PlanText, HoldsExplicitRanges) {
   EXPECT_TRUE(given.sharded);
   EXPECT_EQ(given.unit, CutUnit::head);
   EXPECT_EQ(given.ranges.size(), 3u);
-  EXPECT_THAT(given.ranges.at(4), ElementsAre(Ranges{{0, 3}}, Ranges{{3, 5}}, Ranges{{5, 7}}, Ranges{{7, 9}}));
+  EXPECT_THAT(given.ranges.at(4),
+              ElementsAre(Ranges{{0, 3}}, Ranges{{3, 5}}, Ranges{{5, 7}}, Ranges{{7, 9}}));
   EXPECT_THAT(given.ranges.at(2), ElementsAre(Ranges{{0, 2}, {4, 9}}, Ranges{{2, 4}}));
   EXPECT_THAT(given.ranges.at(1), ElementsAre(Ranges{}));
   EXPECT_EQ(cut(R"({"shard": "in"})").dim, PlanDim::in);
@@ -67,21 +65,24 @@ TEST(PlanText, HoldsExplicitRanges) {
 
 TEST(PlanText, HoldsEveryStep) {
   for (const std::string text :
-       {"all_reduce(sum, a)", "all_reduce(max, b)", "reduce_scatter(sum, tokens, a)", "reduce_scatter(sum, features, a)",
-        "all_gather(tokens, a)", "all_gather(sequence, a)", "all_gather(features, a)", "all_gather(head, a)",
-        "all_gather(kv_head, a)", "all_gather(vocab, [a, b])", "all_to_all(tokens, head, a)",
-        "all_to_all(features, sequence, [b, a])", "broadcast(0, a)", "broadcast(15, [a, b])", "slice(features, b)",
-        "slice(tokens, [a, b])"}) {
+       {"all_reduce(sum, a)", "all_reduce(max, b)", "reduce_scatter(sum, tokens, a)",
+        "reduce_scatter(sum, features, a)", "all_gather(tokens, a)", "all_gather(sequence, a)",
+        "all_gather(features, a)", "all_gather(head, a)", "all_gather(kv_head, a)",
+        "all_gather(vocab, [a, b])", "all_to_all(tokens, head, a)",
+        "all_to_all(features, sequence, [b, a])", "broadcast(0, a)", "broadcast(15, [a, b])",
+        "slice(features, b)", "slice(tokens, [a, b])"}) {
     const std::vector<CollectiveStep> parsed = steps("\"" + text + "\"");
     ASSERT_EQ(parsed.size(), 1u) << text;
     EXPECT_EQ(to_string(parsed[0]), text);
   }
-  EXPECT_EQ(to_string(steps(R"json(" all_gather( vocab,[a ,b] ) ")json").at(0)), "all_gather(vocab, [a, b])");
+  EXPECT_EQ(to_string(steps(R"json(" all_gather( vocab,[a ,b] ) ")json").at(0)),
+            "all_gather(vocab, [a, b])");
   EXPECT_EQ(to_string(steps(R"json("all_reduce(sum, [a])")json").at(0)), "all_reduce(sum, a)");
 }
 
 TEST(PlanText, HoldsListsOfSteps) {
-  const std::vector<CollectiveStep> two = steps(R"json(["all_reduce(sum, a)", "all_gather(features, b)"])json");
+  const std::vector<CollectiveStep> two = steps(
+      R"json(["all_reduce(sum, a)", "all_gather(features, b)"])json");
   ASSERT_EQ(two.size(), 2u);
   EXPECT_EQ(two[0].kind, CollectiveStep::Kind::all_reduce);
   EXPECT_EQ(two[1].axes, (std::vector<std::string>{"b"}));
@@ -119,202 +120,6 @@ TEST(PlanText, KeepsRulesInTheirOrder) {
   std::vector<std::string> patterns;
   for (const WeightRule& rule : plan.families.at("").weights) patterns.push_back(rule.pattern);
   EXPECT_THAT(patterns, ElementsAre("z", "b", "m"));
-}
-
-struct Wrong {
-  const char* name;
-  const char* text;
-  const char* place;  // after the file's name
-  std::vector<std::string> says;
-};
-void PrintTo(const Wrong& given, std::ostream* out) { *out << given.name; }
-
-class EveryMistake : public ::testing::TestWithParam<Wrong> {};
-
-// Each plan has its mistake on line 3; the comment on line 1 holds the wrong words as well.
-const Wrong kMistakes[] = {
-    {"truncated", "{\n\"name\": \"p\",\n\"mesh\": [\"a\"", ":3:13: ", {"not valid JSON"}},
-    {"comma_missing", "{\n\"name\": \"p\"\n\"mesh\": [\"a\"]}", ":3:6: ", {"not valid JSON"}},
-    {"empty", "", ":1:1: ", {"not valid JSON"}},
-    {"open_comment", "{\n\"name\": \"p\",\n/* \"mesh\": [\"a\"]}", ":3:", {"not valid JSON"}},
-    {"not_an_object", "// \n\n[1, 2]", ": ", {"the plan must be an object, not array"}},
-    {"number_too_large", "{\n\"name\": \"p\",\n\"mesh\": 1e999}", ": ", {"out of the range"}},
-    {"no_name", "{\n\n\"mesh\": [\"a\"]}", ": ", {"the plan needs \"name\""}},
-    {"no_mesh", "{\n\n\"name\": \"p\"}", ": ", {"the plan needs \"mesh\"", "[\"tp\"]"}},
-    {"name_is_a_number", "{\n\"mesh\": [\"a\"],\n\"name\": 7}", ":3:2: ", {"name: expected a string, found 7"}},
-    {"name_is_a_list", "{\n\"mesh\": [\"a\"],\n\"name\": [[[]]]}", ":3:2: ", {"name: expected a string, found array"}},
-    {"mesh_is_a_string", "{\n\"name\": \"p\",\n\"mesh\": \"a\"}", ":3:2: ", {"\"mesh\" must be a list of axis names"}},
-    {"mesh_is_empty", "{\n\"name\": \"p\",\n\"mesh\": []}", ":3:2: ", {"\"mesh\" must be a list of axis names"}},
-    {"axis_twice", "{\n\"name\": \"p\",\n\"mesh\": [\"a\", \"b\", \"a\"]}", ":3:11: ", {"names the axis \"a\" twice"}},
-    {"key_twice", "{\"mesh\": [\"a\"],\n\n\"name\": \"p\", \"name\": \"q\"}", ":3:2: ", {"\"name\" stands twice"}},
-    {"unknown_key", "// wieghts\n{\"name\": \"p\", \"mesh\": [\"a\"],\n\"wieghts\": {}}", ":3:2: ",
-     {"unknown key \"wieghts\"", "did you mean \"weights\"?"}},
-    {"families_and_weights", "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {},\n\n\"families\": {}}", ":3:2: ",
-     {"either \"families\" or"}},
-    {"unknown_key_in_a_family",
-     "// collective\n{\"name\": \"p\", \"mesh\": [\"a\"], \"families\": {\"llama\": {\n\"collective\": {}}}}", ":3:2: ",
-     {"llama has the unknown key \"collective\"", "did you mean \"collectives\"?"}},
-    {"weights_is_a_list", "{\"name\": \"p\", \"mesh\": [\"a\"],\n\n\"weights\": []}", ": ", {"must be an object, not array"}},
-    {"unknown_axis", "// tp\n{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\"m\": {\"tp\": \"shard(out)\"}}}", ":3:8: ",
-     {"unknown mesh axis \"tp\"", "mesh is [a]"}},
-    {"unknown_axis_of_a_step",
-     "// tp\n{\"name\": \"p\", \"mesh\": [\"a\", \"b\"], \"collectives\": {\n\"m.out\": \"all_reduce(sum, [a, tp])\"}}",
-     ":3:31: ", {"unknown mesh axis \"tp\"", "mesh is [a, b]"}},
-    {"unknown_cut", "// split(out)\n{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\"m\": {\"a\": \"split(out)\"}}}",
-     ":3:13: ", {"unknown cut \"split(out)\"", "replicate, shard(D) or shard(D by U)"}},
-    {"unknown_dimension_of_a_cut",
-     "// oot\n{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\"m\": {\"a\": \"shard(oot)\"}}}", ":3:19: ",
-     {"unknown dimension \"oot\"", "did you mean \"out\"?"}},
-    {"unknown_unit", "// haed\n{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\"m\": {\"a\": \"shard(out by haed)\"}}}",
-     ":3:26: ", {"unknown unit \"haed\"", "did you mean \"head\"?"}},
-    {"unit_without_by", "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": \"shard(out head)\"}}}", ":3:13: ",
-     {"unknown cut", "shard(D by U)"}},
-    {"too_many_words",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": \"shard(out by head too)\"}}}", ":3:13: ",
-     {"unknown cut"}},
-    {"cut_without_dimension", "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": \"shard()\"}}}", ":",
-     {"unknown dimension \"\""}},
-    {"cut_is_a_number", "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": 3}}}", ":3:2: ",
-     {"m: expected a string, found 3"}},
-    {"ranges_without_shard",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": {\"ranges\": {}}}}}", ":3:2: ",
-     {"an explicit cut needs \"shard\""}},
-    {"ranges_of_no_size",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": {\"shard\": \"out\", \"ranges\": {\"two\": []}}}}}",
-     ":3:41: ", {"keyed by axis size, not \"two\""}},
-    {"ranges_of_size_zero",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": {\"shard\": \"out\", \"ranges\": {\"0\": []}}}}}",
-     ":3:41: ", {"keyed by axis size, not \"0\""}},
-    {"ranges_of_fewer_ranks",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": {\"shard\": \"out\", \"ranges\": {\"2\": [[[0,3]]]}}}}}",
-     ":3:41: ", {"ranges for 2 ranks must list, per rank"}},
-    {"range_of_three_numbers",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": {\"shard\": \"out\", \"ranges\": {\"1\": [[[0,3,4]]]}}}}}",
-     ":3:41: ", {"half-open [begin, end) pairs"}},
-    {"range_of_fractions",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"weights\": {\n\n\"m\": {\"a\": {\"shard\": \"out\", \"ranges\": {\"1\": [[[0,3.5]]]}}}}}",
-     ":3:41: ", {"half-open [begin, end) pairs"}},
-    {"unknown_step",
-     "// all_reduse\n{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\"m.out\": \"all_reduse(sum, a)\"}}", ":3:11: ",
-     {"unknown collective \"all_reduse\"", "did you mean \"all_reduce\"?"}},
-    {"send_belongs_to_ops", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"send(1, a)\"}}", ":3:11: ",
-     {"unknown collective \"send\""}},
-    {"step_without_arguments", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_reduce\"}}",
-     ":3:11: ", {"needs all_reduce(sum|max, A)"}},
-    {"unclosed_step", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_reduce(sum, a\"}}", ":3:11: ",
-     {"unknown collective"}},
-    {"text_after_a_step", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"slice(vocab, a) now\"}}",
-     ":3:11: ", {"unknown collective"}},
-    {"argument_missing", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"reduce_scatter(sum, a)\"}}",
-     ":3:11: ", {"needs reduce_scatter(sum, D, A)"}},
-    {"argument_too_many", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_gather(vocab, a, a)\"}}",
-     ":3:11: ", {"needs all_gather(D, A)"}},
-    {"unknown_reduction", "// min\n{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\"m.out\": \"all_reduce(min, a)\"}}",
-     ":3:22: ", {"unknown reduction \"min\"; use sum|max"}},
-    {"maximum_scattered",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"reduce_scatter(max, tokens, a)\"}}", ":3:26: ",
-     {"unknown reduction \"max\"; use sum"}},
-    {"unknown_dimension_of_a_step",
-     "// vocabulary\n{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\"m.out\": \"all_gather(vocabulary, a)\"}}",
-     ":3:22: ", {"unknown dimension \"vocabulary\"", "did you mean \"vocab\"?"}},
-    {"weight_dimension_of_a_step",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_gather(out, a)\"}}", ":3:",
-     {"out is a weight's dimension", "tokens, sequence, features"}},
-    {"root_is_a_word", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"broadcast(first, a)\"}}",
-     ":3:21: ", {"the root must be a rank number"}},
-    {"root_is_negative", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"broadcast(-1, a)\"}}", ":3:21: ",
-     {"the root must be a rank number"}},
-    {"group_without_axes", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_reduce(sum, [])\"}}",
-     ":3:11: ", {"names no mesh axis"}},
-    {"group_with_an_axis_twice",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_reduce(sum, [a, a])\"}}", ":3:11: ",
-     {"names the axis \"a\" twice"}},
-    {"exchange_within_one_dimension",
-     "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": \"all_to_all(head, vocab, a)\"}}", ":3:11: ",
-     {"splits and joins the same dimension"}},
-    {"step_is_an_object", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": {}}}", ":3:2: ",
-     {"m.out: expected a string, found object"}},
-    {"step_in_a_list_is_a_number", "{\"name\": \"p\", \"mesh\": [\"a\"], \"collectives\": {\n\n\"m.out\": [4]}}", ":3:2: ",
-     {"m.out: expected a string, found 4"}},
-    {"unknown_phase", "// training\n{\"name\": \"p\", \"mesh\": [\"a\"], \"phase\": {\n\"training\": {}}}", ":3:2: ",
-     {"unknown phase \"training\"; use prefill or decode"}},
-    {"phase_is_a_list", "{\"name\": \"p\", \"mesh\": [\"a\"], \"phase\": {\n\n\"decode\": []}}", ":", {"phase.decode must be an object"}},
-};
-
-INSTANTIATE_TEST_SUITE_P(PlanText, EveryMistake, ::testing::ValuesIn(kMistakes),
-                         [](const auto& test) { return std::string(test.param.name); });
-
-TEST_P(EveryMistake, IsNamedWithItsPlace) {
-  const std::string message = input_error([&] { parse_plan(GetParam().text, "p.json"); });
-  EXPECT_THAT(message, StartsWith(std::string("p.json") + GetParam().place));
-  for (const std::string& part : GetParam().says) EXPECT_THAT(message, HasSubstr(part));
-}
-
-TEST(PlanText, FindsTheMistakeBehindCommentsAndStringsThatLookLikeThem) {
-  const std::string text =
-      "{\"name\": \"http://x /* y\", \"mesh\": [\"a\"], // \"oot\" /*\n"
-      "/* \"oot\" // */ \"weights\": {\"m\\\"//\": {\"a\":\n"
-      "  \"shard(oot)\"}}}";
-  EXPECT_THAT(input_error([&] { parse_plan(text, "p"); }), StartsWith("p:3:10: unknown dimension"));
-}
-
-std::string shipped_text(const std::string& name) {
-  std::ifstream file(std::string(SHARDCHECK_SOURCE_DIR) + "/fixtures/plans/" + name);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-/// Whether the text parses. Anything but a plan or an InputError with a message is a failure of the test.
-bool parses(const std::string& text) {
-  try {
-    parse_plan(text, "p.json");
-    return true;
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), StartsWith("p.json:")) << text;
-    return false;
-  }
-}
-
-TEST(PlanFuzz, EveryPrefixOfAPlanIsRefusedInOneSentence) {
-  const std::string text = shipped_text("megatron.json");
-  ASSERT_GT(text.size(), 1000u);
-  const std::size_t end = text.find_last_of('}');
-  for (std::size_t length = 0; length <= text.size(); ++length)
-    EXPECT_EQ(parses(text.substr(0, length)), length > end) << length;
-}
-
-TEST(PlanFuzz, ChangedBytesGiveAPlanOrASentence) {
-  const std::string text = shipped_text("megatron.json");
-  std::mt19937 random(7);
-  int good = 0;
-  for (int round = 0; round < 4000; ++round) {
-    std::string changed = text;
-    for (int i = 0; i <= round % 3; ++i) {
-      const std::size_t at = random() % changed.size();
-      if (round % 2 == 0) {
-        changed[at] = static_cast<char>(random());
-      } else if (round % 4 == 1) {
-        changed.erase(at, 1 + random() % 5);
-      } else {
-        changed.insert(at, 1, "{}[](),:\"\\*/ 0e-"[random() % 16]);
-      }
-    }
-    good += parses(changed) ? 1 : 0;
-  }
-  EXPECT_GT(good, 400);  // a change inside a comment or a name
-  EXPECT_LT(good, 3600);
-}
-
-TEST(PlanFuzz, DeepNestingIsRefused) {
-  for (const std::string open : {"[", "{\"a\":"}) {
-    std::string text = "{\"name\": \"p\", \"mesh\": ";
-    for (int i = 0; i < 200000; ++i) text += open;
-    EXPECT_FALSE(parses(text));
-    text += "1";
-    for (int i = 0; i < 200000; ++i) text += open == "[" ? "]" : "}";
-    EXPECT_FALSE(parses(text + "}"));
-  }
 }
 
 TEST(ShippedPlans, ParseUnderTheirNames) {

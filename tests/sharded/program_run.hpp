@@ -109,7 +109,7 @@ struct Ran {
   Program program;
   std::unique_ptr<Taps> taps;
   RunResult result;
-  const Whole logits(Phase phase = Phase::prefill, int step = 0) const {
+  Whole logits(Phase phase = Phase::prefill, int step = 0) const {
     return taps->whole("lm_head", phase, step);
   }
 };
@@ -120,8 +120,8 @@ inline Program program_of(const Model& model, const Plan& plan, const Mesh& mesh
 }
 
 /// Runs `steps`; `ops` must outlive the result.
-inline Ran run(const Model& model, const Plan& plan, const Mesh& mesh, const std::vector<Step>& steps,
-               const Registry& ops, const RunSetup& setup = {}) {
+inline Ran run(const Model& model, const Plan& plan, const Mesh& mesh,
+               const std::vector<Step>& steps, const Registry& ops, const RunSetup& setup = {}) {
   Ran ran{program_of(model, plan, mesh, ops), std::make_unique<Taps>(mesh), {}};
   const auto device = builtin_devices().make(setup.device);
   const auto world = builtin_worlds().make(setup.world, mesh);
@@ -136,9 +136,11 @@ inline Ran run(const Model& model, const Plan& plan, const Mesh& mesh, const std
   return ran;
 }
 
-inline std::vector<std::int64_t> varied_ids(std::int64_t count, std::int64_t vocab, std::int64_t seed = 0) {
+inline std::vector<std::int64_t> varied_ids(std::int64_t count, std::int64_t vocab,
+                                            std::int64_t seed = 0) {
   std::vector<std::int64_t> ids;
-  for (std::int64_t i = 0; i < count; ++i) ids.push_back((i * i * 31 + 7 * i + 5 + 13 * seed) % vocab);
+  for (std::int64_t i = 0; i < count; ++i)
+    ids.push_back((i * i * 31 + 7 * i + 5 + 13 * seed) % vocab);
   return ids;
 }
 
@@ -187,8 +189,10 @@ inline double difference(const Whole& a, const Whole& b) {
 
 /// Rows [begin, begin + count) of a value.
 inline Whole rows_of(const Whole& whole, std::int64_t begin, std::int64_t count) {
-  return {count, whole.cols,
-          {whole.values.begin() + begin * whole.cols, whole.values.begin() + (begin + count) * whole.cols}};
+  return {count,
+          whole.cols,
+          {whole.values.begin() + begin * whole.cols,
+           whole.values.begin() + (begin + count) * whole.cols}};
 }
 
 /// Every whole (not partial) value of `sharded` against the one of the same name in `single`: what the ranks have

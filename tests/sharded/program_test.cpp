@@ -18,7 +18,7 @@ using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 Program program_of(const SmallModel& shape, const Plan& plan, const Mesh& mesh, const Registry& ops) {
-  const Model model(parse_config(config_text(shape), "small.json"), nullptr);
+  const Model model = shapes(shape);
   return build_program(model, resolve(plan, model, mesh), ops);
 }
 
@@ -45,17 +45,29 @@ TEST(Program, ListsMegatronOnLlama) {
   SmallModel shape;
   shape.layers = 1;
   const Program program = program_of(shape, megatron(), line(2), ops);
-  const std::vector<std::string> expected{
-      "embedding embed_tokens.partial", "all_reduce(sum, tp) embed_tokens",
-      "rms_norm layers.0.input_layernorm",
-      "linear layers.0.self_attn.q_proj", "linear layers.0.self_attn.k_proj", "linear layers.0.self_attn.v_proj",
-      "rope layers.0.self_attn.q_rot", "rope layers.0.self_attn.k_rot",
-      "cache layers.0.self_attn.k_cache", "attention layers.0.self_attn.attn",
-      "linear layers.0.self_attn.o_proj.partial", "all_reduce(sum, tp) layers.0.self_attn.o_proj",
-      "add layers.0.self_attn.resid", "rms_norm layers.0.post_attention_layernorm",
-      "linear layers.0.mlp.gate_proj", "linear layers.0.mlp.up_proj", "gate layers.0.mlp.act",
-      "linear layers.0.mlp.down_proj.partial", "all_reduce(sum, tp) layers.0.mlp.down_proj",
-      "add layers.0", "rms_norm norm", "linear lm_head.partial", "all_gather(vocab, tp) lm_head"};
+  const std::vector<std::string> expected{"embedding embed_tokens.partial",
+                                          "all_reduce(sum, tp) embed_tokens",
+                                          "rms_norm layers.0.input_layernorm",
+                                          "linear layers.0.self_attn.q_proj",
+                                          "linear layers.0.self_attn.k_proj",
+                                          "linear layers.0.self_attn.v_proj",
+                                          "rope layers.0.self_attn.q_rot",
+                                          "rope layers.0.self_attn.k_rot",
+                                          "cache layers.0.self_attn.k_cache",
+                                          "attention layers.0.self_attn.attn",
+                                          "linear layers.0.self_attn.o_proj.partial",
+                                          "all_reduce(sum, tp) layers.0.self_attn.o_proj",
+                                          "add layers.0.self_attn.resid",
+                                          "rms_norm layers.0.post_attention_layernorm",
+                                          "linear layers.0.mlp.gate_proj",
+                                          "linear layers.0.mlp.up_proj",
+                                          "gate layers.0.mlp.act",
+                                          "linear layers.0.mlp.down_proj.partial",
+                                          "all_reduce(sum, tp) layers.0.mlp.down_proj",
+                                          "add layers.0",
+                                          "rms_norm norm",
+                                          "linear lm_head.partial",
+                                          "all_gather(vocab, tp) lm_head"};
   EXPECT_THAT(listing(program), ElementsAreArray(expected));
   EXPECT_THAT(listing(program, Phase::decode), ElementsAreArray(expected));
   EXPECT_TRUE(program.findings.empty());
@@ -70,16 +82,17 @@ TEST(Program, ListsMegatronOnLlama) {
 TEST(Program, AddsARowParallelBiasOnceAfterTheReduction) {
   const Registry ops = builtin_ops();
   const Program program = program_of({"gpt2", 5, 5, 8, 40, 53, 83, 1}, megatron(), line(2), ops);
-  EXPECT_THAT(listing(program),
-              ElementsAre("embedding wte.partial", "all_reduce(sum, tp) wte", "embedding wpe", "add wpe.resid",
-                          "layer_norm h.0.ln_1", "linear h.0.attn.c_attn +bias", "split h.0.attn.c_attn.q",
-                          "split h.0.attn.c_attn.k", "split h.0.attn.c_attn.v", "cache h.0.attn.k_cache",
-                          "attention h.0.attn.attn", "linear h.0.attn.c_proj.partial",
-                          "all_reduce(sum, tp) h.0.attn.c_proj.reduced", "bias h.0.attn.c_proj", "add h.0.attn.resid",
-                          "layer_norm h.0.ln_2", "linear h.0.mlp.c_fc +bias", "unary h.0.mlp.act",
-                          "linear h.0.mlp.c_proj.partial", "all_reduce(sum, tp) h.0.mlp.c_proj.reduced",
-                          "bias h.0.mlp.c_proj", "add h.0", "layer_norm ln_f", "linear lm_head.partial",
-                          "all_gather(vocab, tp) lm_head"));
+  EXPECT_THAT(
+      listing(program),
+      ElementsAre("embedding wte.partial", "all_reduce(sum, tp) wte", "embedding wpe",
+                  "add wpe.resid", "layer_norm h.0.ln_1", "linear h.0.attn.c_attn +bias",
+                  "split h.0.attn.c_attn.q", "split h.0.attn.c_attn.k", "split h.0.attn.c_attn.v",
+                  "cache h.0.attn.k_cache", "attention h.0.attn.attn",
+                  "linear h.0.attn.c_proj.partial", "all_reduce(sum, tp) h.0.attn.c_proj.reduced",
+                  "bias h.0.attn.c_proj", "add h.0.attn.resid", "layer_norm h.0.ln_2",
+                  "linear h.0.mlp.c_fc +bias", "unary h.0.mlp.act", "linear h.0.mlp.c_proj.partial",
+                  "all_reduce(sum, tp) h.0.mlp.c_proj.reduced", "bias h.0.mlp.c_proj", "add h.0",
+                  "layer_norm ln_f", "linear lm_head.partial", "all_gather(vocab, tp) lm_head"));
   EXPECT_TRUE(program.findings.empty());
   EXPECT_EQ(placement_of(program, "h.0.attn.c_proj.partial"), "P(sum)");
   EXPECT_EQ(placement_of(program, "h.0.attn.c_proj.reduced"), "R");
@@ -124,7 +137,8 @@ TEST(Program, CollectsAnInputThatModulesShareOnce) {
   const Program program = program_of(shape, tp_plan(cuts, sums), line(3), ops);
   EXPECT_TRUE(program.findings.empty());
   const std::vector<std::string> lines = listing(program);
-  EXPECT_THAT(lines, ::testing::Contains("all_gather(tokens, tp) layers.0.self_attn.q_proj.in").Times(1));
+  EXPECT_THAT(lines,
+              ::testing::Contains("all_gather(tokens, tp) layers.0.self_attn.q_proj.in").Times(1));
   EXPECT_THAT(lines, ::testing::Contains(HasSubstr("k_proj.in")).Times(0));
   EXPECT_THAT(lines, ::testing::Contains("all_gather(tokens, tp) layers.0.mlp.gate_proj.in").Times(1));
   EXPECT_EQ(placement_of(program, "layers.0.input_layernorm"), "S(tokens)");
@@ -153,14 +167,15 @@ TEST(Program, ChangesWithThePhaseWhereThePlanDoes) {
   const Registry ops = builtin_ops();
   SmallModel shape;
   shape.layers = 1;
-  const Plan plan = tp_plan(kMlpCuts, R"json("layers.*.mlp.down_proj.out": "reduce_scatter(sum, tokens, tp)",
+  const Plan plan = tp_plan(
+      kMlpCuts, R"json("layers.*.mlp.down_proj.out": "reduce_scatter(sum, tokens, tp)",
                                              "layers.*.mlp.down_proj.in": [],
                                              "layers.*.self_attn.o_proj.out": "slice(tokens, tp)",
                                              "embed_tokens.out": "slice(tokens, tp)",
                                              "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(tokens, tp)",
                                              "layers.*.mlp.{gate,up}_proj.in": "all_gather(tokens, tp)",
                                              "norm.in": "all_gather(tokens, tp)")json",
-                            R"json(, "phase": {"decode": {"layers.*.mlp.down_proj.out": "all_reduce(sum, tp)",
+      R"json(, "phase": {"decode": {"layers.*.mlp.down_proj.out": "all_reduce(sum, tp)",
                                     "layers.*.self_attn.o_proj.out": [], "embed_tokens.out": [], "norm.in": [],
                                     "layers.*.self_attn.{q,k,v}_proj.in": [],
                                     "layers.*.mlp.{gate,up}_proj.in": []}})json");
@@ -186,15 +201,20 @@ void PrintTo(const Broken& given, std::ostream* out) { *out << given.name; }
 
 class EveryRule : public ::testing::TestWithParam<Broken> {};
 
-std::string both(std::string_view a, std::string_view b) { return std::string(a) + ", " + std::string(b); }
+std::string both(std::string_view a, std::string_view b) {
+  return std::string(a) + ", " + std::string(b);
+}
 
 std::vector<Broken> broken_plans() {
   const SmallModel llama{"llama", 9, 3, 8, 40, 53, 257, 1};
   const SmallModel biased{"llama", 9, 3, 8, 40, 53, 257, 1, true};
   const SmallModel gpt2{"gpt2", 5, 5, 8, 40, 53, 83, 1};
-  const std::string q = "layers.*.self_attn.q_proj", o = "layers.0.self_attn.o_proj", down = "layers.0.mlp.down_proj";
+  const std::string q = "layers.*.self_attn.q_proj", o = "layers.0.self_attn.o_proj",
+                    down = "layers.0.mlp.down_proj";
   const std::string reduce = "all_reduce(sum, tp)";
-  const auto entry = [](const std::string& key, const std::string& value) { return "\"" + key + "\": " + value; };
+  const auto entry = [](const std::string& key, const std::string& value) {
+    return "\"" + key + "\": " + value;
+  };
   const auto tp = [](const std::string& cut) { return "{\"tp\": \"" + cut + "\"}"; };
   const auto at = [](const std::string& point, const std::string& step) {
     return "\"" + point + "\": \"" + step + "\"";
@@ -203,51 +223,61 @@ std::vector<Broken> broken_plans() {
     return at(module + ".out", step);
   };
   return {
-      {"partial_into_norm", llama, kEmbedCut, "", 2, "partial_into_nonlinear", "rms_norm", "embed_tokens", "P(sum)", "R",
-       fix("embed_tokens", reduce), false},
-      {"partial_into_layer_norm", gpt2, R"json("wte": {"tp": "shard(vocab)"}, "wpe": {"tp": "shard(vocab)"})json", "", 2,
-       "partial_into_nonlinear", "layer_norm", "wpe.resid", "P(sum)", "R", at("h.0.ln_1.in", reduce), false},
+      {"partial_into_norm", llama, kEmbedCut, "", 2, "partial_into_nonlinear", "rms_norm",
+       "embed_tokens", "P(sum)", "R", fix("embed_tokens", reduce), false},
+      {"partial_into_layer_norm", gpt2,
+       R"json("wte": {"tp": "shard(vocab)"}, "wpe": {"tp": "shard(vocab)"})json", "", 2,
+       "partial_into_nonlinear", "layer_norm", "wpe.resid", "P(sum)", "R",
+       at("h.0.ln_1.in", reduce), false},
       {"partial_into_rope", llama, entry("layers.*.self_attn.{q,k,v}_proj", tp("shard(in)")),
-       entry(q + ".in", "\"slice(features, tp)\""), 2,
-       "partial_into_nonlinear", "rope", "layers.0.self_attn.q_proj", "P(sum)", "R",
-       fix("layers.0.self_attn.q_proj", reduce), false},
+       entry(q + ".in", "\"slice(features, tp)\""), 2, "partial_into_nonlinear", "rope",
+       "layers.0.self_attn.q_proj", "P(sum)", "R", fix("layers.0.self_attn.q_proj", reduce), false},
       {"partial_into_cache", llama, entry("layers.*.self_attn.v_proj", tp("shard(in)")),
-       entry("layers.*.self_attn.v_proj.in", "\"slice(features, tp)\""), 2, "partial_into_nonlinear", "cache",
-       "layers.0.self_attn.v_proj", "P(sum)", "R", fix("layers.0.self_attn.v_proj", reduce), false},
+       entry("layers.*.self_attn.v_proj.in", "\"slice(features, tp)\""), 2,
+       "partial_into_nonlinear", "cache", "layers.0.self_attn.v_proj", "P(sum)", "R",
+       fix("layers.0.self_attn.v_proj", reduce), false},
       {"partial_into_gate", llama, entry("layers.*.mlp.{gate,up}_proj", tp("shard(in)")),
-       entry("layers.*.mlp.gate_proj.in", "\"slice(features, tp)\""), 2, "partial_into_nonlinear", "gate",
-       "layers.0.mlp.gate_proj", "P(sum)", "R", fix("layers.0.mlp.gate_proj", reduce), false},
+       entry("layers.*.mlp.gate_proj.in", "\"slice(features, tp)\""), 2, "partial_into_nonlinear",
+       "gate", "layers.0.mlp.gate_proj", "P(sum)", "R", fix("layers.0.mlp.gate_proj", reduce), false},
       {"partial_into_activation", gpt2, entry("h.*.mlp.c_fc", tp("shard(in)")),
-       entry("h.*.mlp.c_fc.in", "\"slice(features, tp)\""), 2, "bias_on_partial", "linear", "h.0.mlp.c_fc", "P(sum)", "R",
-       fix("h.0.mlp.c_fc", reduce), false},
-      {"partial_plus_residual", llama, kMlpCuts, "", 2, "partial_plus_replicated", "add", down, "P(sum)", "R",
+       entry("h.*.mlp.c_fc.in", "\"slice(features, tp)\""), 2, "bias_on_partial", "linear",
+       "h.0.mlp.c_fc", "P(sum)", "R", fix("h.0.mlp.c_fc", reduce), false},
+      {"partial_plus_residual", llama, kMlpCuts, "", 2, "partial_plus_replicated", "add", down,
+       "P(sum)", "R", fix(down, reduce), false},
+      {"partial_residual", llama, both(kAttentionCuts, kMlpCuts), kMlpSum, 3,
+       "partial_plus_replicated", "add", o, "P(sum)", "R", fix(o, reduce), false},
+      {"bias_on_partial", biased, kMlpCuts, "", 2, "bias_on_partial", "linear", down, "P(sum)", "R",
        fix(down, reduce), false},
-      {"partial_residual", llama, both(kAttentionCuts, kMlpCuts), kMlpSum, 3, "partial_plus_replicated", "add", o,
-       "P(sum)", "R", fix(o, reduce), false},
-      {"bias_on_partial", biased, kMlpCuts, "", 2, "bias_on_partial", "linear", down, "P(sum)", "R", fix(down, reduce),
-       false},
       {"column_parallel_of_a_cut_input", llama, entry(q, tp("shard(out by head)")),
-       entry(q + ".in", "\"slice(features, tp)\""), 2, "sum_over_shard", "linear", "layers.0.self_attn.q_proj.in",
-       "S(features)", "R", at("layers.0.self_attn.q_proj.in", "all_gather(features, tp)"), true},
-      {"row_parallel_of_a_whole_input", llama, entry("layers.*.mlp.down_proj", tp("shard(in)")), kMlpSum, 2,
-       "row_parallel_needs_shard", "linear", "layers.0.mlp.act", "R", "S(features)",
+       entry(q + ".in", "\"slice(features, tp)\""), 2, "sum_over_shard", "linear",
+       "layers.0.self_attn.q_proj.in", "S(features)", "R",
+       at("layers.0.self_attn.q_proj.in", "all_gather(features, tp)"), true},
+      {"row_parallel_of_a_whole_input", llama, entry("layers.*.mlp.down_proj", tp("shard(in)")),
+       kMlpSum, 2, "row_parallel_needs_shard", "linear", "layers.0.mlp.act", "R", "S(features)",
        at(down + ".in", "slice(features, tp)"), true},
-      {"uncut_linear_of_a_cut_input", llama, entry("layers.*.mlp.{gate,up}_proj", tp("shard(out)")), "", 2,
-       "sum_over_shard", "linear", "layers.0.mlp.act", "S(features)", "R", at(down + ".in", "all_gather(features, tp)"), true},
+      {"uncut_linear_of_a_cut_input", llama, entry("layers.*.mlp.{gate,up}_proj", tp("shard(out)")),
+       "", 2, "sum_over_shard", "linear", "layers.0.mlp.act", "S(features)", "R",
+       at(down + ".in", "all_gather(features, tp)"), true},
       {"other_ranges", llama,
        both(entry("layers.*.mlp.{gate,up}_proj", tp("shard(out)")),
-            entry("layers.*.mlp.down_proj", R"json({"tp": {"shard": "in", "ranges": {"2": [[[0,20]],[[20,53]]]}}})json")),
-       kMlpSum, 2, "ranges_differ", "linear", "layers.0.mlp.act", "S(features)", "S(features)", "", true},
+            entry("layers.*.mlp.down_proj",
+                  R"json({"tp": {"shard": "in", "ranges": {"2": [[[0,20]],[[20,53]]]}}})json")),
+       kMlpSum, 2, "ranges_differ", "linear", "layers.0.mlp.act", "S(features)", "S(features)", "",
+       true},
       {"gate_and_up_differ", llama,
        both(entry("layers.*.mlp.gate_proj", tp("shard(out)")),
-            entry("layers.*.mlp.up_proj", R"json({"tp": {"shard": "out", "ranges": {"2": [[[0,20]],[[20,53]]]}}})json")),
+            entry("layers.*.mlp.up_proj",
+                  R"json({"tp": {"shard": "out", "ranges": {"2": [[[0,20]],[[20,53]]]}}})json")),
        "", 2, "ranges_differ", "gate", "layers.0.mlp.up_proj", "S(features)", "S(features)", "", true},
-      {"only_gate_is_cut", llama, entry("layers.*.mlp.gate_proj", tp("shard(out)")), "", 2, "placements_differ", "gate",
-       "layers.0.mlp.gate_proj", "S(features)", "R", fix("layers.0.mlp.gate_proj", "all_gather(features, tp)"), true},
-      {"head_is_cut", llama, entry(q, tp("shard(out)")), "", 2, "head_is_cut", "rope", "layers.0.self_attn.q_proj",
-       "S(features)", "R", fix("layers.0.self_attn.q_proj", "all_gather(features, tp)"), true},
-      {"head_is_cut_in_a_fused_tensor", gpt2, entry("h.*.attn.c_attn", tp("shard(out)")), "", 2, "head_is_cut",
-       "attention", "h.0.attn.c_attn.q", "S(features)", "R", "all_gather(features, tp)", true},
+      {"only_gate_is_cut", llama, entry("layers.*.mlp.gate_proj", tp("shard(out)")), "", 2,
+       "placements_differ", "gate", "layers.0.mlp.gate_proj", "S(features)", "R",
+       fix("layers.0.mlp.gate_proj", "all_gather(features, tp)"), true},
+      {"head_is_cut", llama, entry(q, tp("shard(out)")), "", 2, "head_is_cut", "rope",
+       "layers.0.self_attn.q_proj", "S(features)", "R",
+       fix("layers.0.self_attn.q_proj", "all_gather(features, tp)"), true},
+      {"head_is_cut_in_a_fused_tensor", gpt2, entry("h.*.attn.c_attn", tp("shard(out)")), "", 2,
+       "head_is_cut", "attention", "h.0.attn.c_attn.q", "S(features)", "R",
+       "all_gather(features, tp)", true},
       {"kv_head_missing", llama,
        both(entry(q, tp("shard(out by head)")),
             entry("layers.*.self_attn.{k,v}_proj",
@@ -255,39 +285,45 @@ std::vector<Broken> broken_plans() {
        "", 2, "kv_head_missing", "attention", "layers.0.self_attn.k_cache", "S(features)", "R",
        "all_gather(features, tp)", true},
       {"tokens_into_column_parallel", llama, kMlpCuts,
-       both(kMlpSum, R"json("layers.*.mlp.gate_proj.in": "slice(tokens, tp)")json"), 2, "tokens_into_column_parallel",
-       "linear", "layers.0.mlp.gate_proj.in", "S(tokens)", "R",
+       both(kMlpSum, R"json("layers.*.mlp.gate_proj.in": "slice(tokens, tp)")json"), 2,
+       "tokens_into_column_parallel", "linear", "layers.0.mlp.gate_proj.in", "S(tokens)", "R",
        at("layers.0.mlp.gate_proj.in", "all_gather(tokens, tp)"), true},
       {"tokens_into_row_parallel", llama, entry("layers.*.mlp.down_proj", tp("shard(in)")),
-       both(kMlpSum, R"json("layers.*.mlp.down_proj.in": "slice(tokens, tp)")json"), 2, "tokens_into_row_parallel",
-       "linear", "layers.0.mlp.down_proj.in", "S(tokens)", "R", at(down + ".in", "all_gather(tokens, tp)"), true},
-      {"tokens_into_attention", llama, "", R"json("layers.*.self_attn.q_proj.out": "slice(tokens, tp)")json", 2,
+       both(kMlpSum, R"json("layers.*.mlp.down_proj.in": "slice(tokens, tp)")json"), 2,
+       "tokens_into_row_parallel", "linear", "layers.0.mlp.down_proj.in", "S(tokens)", "R",
+       at(down + ".in", "all_gather(tokens, tp)"), true},
+      {"tokens_into_attention", llama, "",
+       R"json("layers.*.self_attn.q_proj.out": "slice(tokens, tp)")json", 2,
        "tokens_into_attention", "rope", "layers.0.self_attn.q_proj", "S(tokens)", "R",
        fix("layers.0.self_attn.q_proj", "all_gather(tokens, tp)"), true},
-      {"norm_over_a_shard", llama, entry("embed_tokens", tp("shard(features)")), "", 2, "statistic_over_shard",
-       "rms_norm", "embed_tokens", "S(features)", "R", fix("embed_tokens", "all_gather(features, tp)"), true},
-      {"norm_weight_is_cut", llama, entry("norm", tp("shard(features)")), "", 2, "statistic_over_shard", "rms_norm",
-       "layers.0", "R", "R", "", true},
-      {"logits_are_cut", llama, kHeadCut, "", 2, "output_not_replicated", "output", "lm_head", "S(features)", "R",
-       fix("lm_head", "all_gather(vocab, tp)"), true},
+      {"norm_over_a_shard", llama, entry("embed_tokens", tp("shard(features)")), "", 2,
+       "statistic_over_shard", "rms_norm", "embed_tokens", "S(features)", "R",
+       fix("embed_tokens", "all_gather(features, tp)"), true},
+      {"norm_weight_is_cut", llama, entry("norm", tp("shard(features)")), "", 2,
+       "statistic_over_shard", "rms_norm", "layers.0", "R", "R", "", true},
+      {"logits_are_cut", llama, kHeadCut, "", 2, "output_not_replicated", "output", "lm_head",
+       "S(features)", "R", fix("lm_head", "all_gather(vocab, tp)"), true},
       {"logits_are_partial", llama, entry("lm_head", tp("shard(in)")),
-       R"json("lm_head.in": "slice(features, tp)")json", 2, "output_not_replicated", "output", "lm_head", "P(sum)", "R",
-       fix("lm_head", reduce), false},
-      {"sum_of_whole_values", llama, "", kMlpSum, 2, "collective_misplaced", reduce, down + ".partial", "R", "P(sum)", "",
-       false},
-      {"gather_of_whole_values", llama, "", kHeadGather, 2, "collective_misplaced", "all_gather(vocab, tp)",
-       "lm_head.partial", "R", "S(features)", "", true},
+       R"json("lm_head.in": "slice(features, tp)")json", 2, "output_not_replicated", "output",
+       "lm_head", "P(sum)", "R", fix("lm_head", reduce), false},
+      {"sum_of_whole_values", llama, "", kMlpSum, 2, "collective_misplaced", reduce,
+       down + ".partial", "R", "P(sum)", "", false},
+      {"gather_of_whole_values", llama, "", kHeadGather, 2, "collective_misplaced",
+       "all_gather(vocab, tp)", "lm_head.partial", "R", "S(features)", "", true},
       {"gather_of_partial_values", llama, kMlpCuts,
-       R"json("layers.*.mlp.down_proj.out": "all_gather(features, tp)")json", 2, "collective_misplaced",
-       "all_gather(features, tp)", down + ".partial", "P(sum)", "S(features)", "", true},
-      {"maximum_of_a_sum", llama, kMlpCuts, R"json("layers.*.mlp.down_proj.out": "all_reduce(max, tp)")json", 2,
-       "collective_misplaced", "all_reduce(max, tp)", down + ".partial", "P(sum)", "P(max)", "", false},
+       R"json("layers.*.mlp.down_proj.out": "all_gather(features, tp)")json", 2,
+       "collective_misplaced", "all_gather(features, tp)", down + ".partial", "P(sum)",
+       "S(features)", "", true},
+      {"maximum_of_a_sum", llama, kMlpCuts,
+       R"json("layers.*.mlp.down_proj.out": "all_reduce(max, tp)")json", 2, "collective_misplaced",
+       "all_reduce(max, tp)", down + ".partial", "P(sum)", "P(max)", "", false},
       {"slice_of_a_shard", llama, kHeadCut,
-       R"json("lm_head.out": ["slice(vocab, tp)", "all_gather(vocab, tp)"])json", 2, "collective_misplaced",
-       "slice(vocab, tp)", "lm_head.partial", "S(features)", "R", "", true},
+       R"json("lm_head.out": ["slice(vocab, tp)", "all_gather(vocab, tp)"])json", 2,
+       "collective_misplaced", "slice(vocab, tp)", "lm_head.partial", "S(features)", "R", "", true},
       {"exchange_of_whole_values", llama, "",
-       R"json("layers.*.self_attn.o_proj.in": "all_to_all(tokens, features, tp)")json", 2, "collective_misplaced",
-       "all_to_all(tokens, features, tp)", "layers.0.self_attn.attn", "R", "S(features)", "", true},
+       R"json("layers.*.self_attn.o_proj.in": "all_to_all(tokens, features, tp)")json", 2,
+       "collective_misplaced", "all_to_all(tokens, features, tp)", "layers.0.self_attn.attn", "R",
+       "S(features)", "", true},
       {"broadcast_of_a_shard", llama, kHeadCut, R"json("lm_head.out": "broadcast(0, tp)")json", 2,
        "collective_misplaced", "broadcast(0, tp)", "lm_head.partial", "S(features)", "R", "", true},
   };
@@ -320,14 +356,17 @@ TEST_P(EveryRule, IsGoneWithItsFix) {
   const Broken& given = GetParam();
   if (given.fix.empty() || given.fix[0] != '"') return;  // no entry of the plan would repair it
   const Registry ops = builtin_ops();
-  const Finding first =
-      program_of(given.model, tp_plan(given.weights, given.collectives), line(given.ranks), ops).findings.at(0);
+  const Finding first = program_of(given.model, tp_plan(given.weights, given.collectives),
+                                   line(given.ranks), ops)
+                            .findings.at(0);
   // A phase's entry stands in place of what the plan says there.
-  const std::string rest = fmt::format(R"json(, "phase": {{"prefill": {{{0}}}, "decode": {{{0}}}}})json", first.fix);
-  const Program repaired =
-      program_of(given.model, tp_plan(given.weights, given.collectives, rest), line(given.ranks), ops);
+  const std::string rest = fmt::format(
+      R"json(, "phase": {{"prefill": {{{0}}}, "decode": {{{0}}}}})json", first.fix);
+  const Program repaired = program_of(given.model, tp_plan(given.weights, given.collectives, rest),
+                                      line(given.ranks), ops);
   for (const Finding& finding : repaired.findings)
-    EXPECT_FALSE(finding.rule == first.rule && finding.tap == first.tap && finding.op == first.op) << first.fix;
+    EXPECT_FALSE(finding.rule == first.rule && finding.tap == first.tap && finding.op == first.op)
+        << first.fix;
 }
 
 }  // namespace

@@ -141,10 +141,18 @@ INSTANTIATE_TEST_SUITE_P(
         Scheme{"sequence_parallel", kLlama, kSequenceParallel, {line(2), line(4), line(7)}},
         Scheme{"exchanged", kLlama, kExchanged, {line(2), line(4), line(9)}},
         Scheme{"exchanged_back", kLlama, kExchangedBack, {line(2), line(5)}},
-        Scheme{"two_dimensional", kPlain, kTwoDimensional,
+        Scheme{"two_dimensional",
+               kPlain,
+               kTwoDimensional,
                {Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 3}, {"y", 1}}}, Mesh{{{"x", 1}, {"y", 4}}}}},
-        Scheme{"nested", kPlain, kNested, {Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 3}, {"y", 2}}}, Mesh{{{"x", 1}, {"y", 9}}}}},
-        Scheme{"nested_tokens", kPlain, kNestedTokens, {Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 3}, {"y", 2}}}}},
+        Scheme{"nested",
+               kPlain,
+               kNested,
+               {Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 3}, {"y", 2}}}, Mesh{{{"x", 1}, {"y", 9}}}}},
+        Scheme{"nested_tokens",
+               kPlain,
+               kNestedTokens,
+               {Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 3}, {"y", 2}}}}},
         Scheme{"scattered", kLlama, kScattered, {line(3)}},
         Scheme{"scattered_fused", kGpt2, kScatteredFused, {line(2)}},
         Scheme{"fused_by_heads", kGpt2, kFusedByHeads, {line(3)}},
@@ -161,7 +169,8 @@ TEST_P(EveryScheme, ComputesTheModel) {
   const Ran one = run(model, load_plan("replicated"), line(1), steps, ops);
   for (const Mesh& mesh : GetParam().meshes) {
     const Ran many = run(model, plan, mesh, steps, ops);
-    for (const Finding& finding : many.program.findings) ADD_FAILURE() << finding.rule << " at " << finding.tap;
+    for (const Finding& finding : many.program.findings)
+      ADD_FAILURE() << finding.rule << " at " << finding.tap;
     expect_same_values(one, many, summation_limit(model.config()));
     // The same with fewer tokens than ranks.
     const Step single = prefill({1}, vocab);
@@ -172,8 +181,9 @@ TEST_P(EveryScheme, ComputesTheModel) {
 }
 
 /// Every record of a run.
-std::vector<Ledger> ledgers(const Model& model, const Plan& plan, const Mesh& mesh, const std::vector<Step>& steps,
-                            const Registry& ops, const char* device, const char* world) {
+std::vector<Ledger> ledgers(const Model& model, const Plan& plan, const Mesh& mesh,
+                            const std::vector<Step>& steps, const Registry& ops, const char* device,
+                            const char* world) {
   RunSetup setup;
   setup.settings = {DType::bf16, DType::f32, {ReduceOp::sum, ReduceOrder::tree, HopRounding::f32}};
   setup.device = device;

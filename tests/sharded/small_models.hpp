@@ -32,15 +32,17 @@ inline std::string config_text(const SmallModel& m) {
                            "activation_function": "gelu_new", "tie_word_embeddings": {}}})",
                        m.heads * m.head_dim, m.heads, m.ffn, m.layers, m.vocab, m.tied);
   }
-  const std::string biases =
-      m.model_type == "llama" ? fmt::format(R"("attention_bias": {0}, "mlp_bias": {0},)", m.biases) : "";
+  const std::string biases = m.model_type == "llama"
+                                 ? fmt::format(R"("attention_bias": {0}, "mlp_bias": {0},)", m.biases)
+                                 : "";
   const std::string window = m.window > 0 ? fmt::format(R"("sliding_window": {},)", m.window) : "";
-  return fmt::format(R"({{"model_type": "{}", "hidden_size": {}, "num_attention_heads": {}, "num_key_value_heads": {},
+  return fmt::format(
+      R"({{"model_type": "{}", "hidden_size": {}, "num_attention_heads": {}, "num_key_value_heads": {},
                          "head_dim": {}, "intermediate_size": {}, "num_hidden_layers": {}, "vocab_size": {},
                          "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, {} {}
                          "hidden_act": "silu", "tie_word_embeddings": {}}})",
-                     m.model_type, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.layers, m.vocab, biases, window,
-                     m.tied);
+      m.model_type, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.layers, m.vocab, biases,
+      window, m.tied);
 }
 
 inline Model make_model(const SmallModel& shape, std::uint64_t seed = 1) {
@@ -49,15 +51,23 @@ inline Model make_model(const SmallModel& shape, std::uint64_t seed = 1) {
   return Model(std::move(config), std::move(source));
 }
 
+/// The same without weights.
+inline Model shapes(const SmallModel& shape) {
+  return {parse_config(config_text(shape), "small.json"), nullptr};
+}
+
 inline Mesh line(int ranks) { return Mesh{{{"tp", ranks}}}; }
 
 inline Plan megatron() { return load_plan("megatron"); }
 
 /// A plan for one family over the axis tp, from the entries of its two sections.
-inline Plan tp_plan(const std::string& weights, const std::string& collectives, const std::string& rest = "") {
-  return parse_plan(fmt::format(R"json({{"name": "test", "mesh": ["tp"], "weights": {{{}}}, "collectives": {{{}}}{}}})json",
-                                weights, collectives, rest),
-                    "test.json");
+inline Plan tp_plan(const std::string& weights, const std::string& collectives,
+                    const std::string& rest = "") {
+  return parse_plan(
+      fmt::format(
+          R"json({{"name": "test", "mesh": ["tp"], "weights": {{{}}}, "collectives": {{{}}}{}}})json",
+          weights, collectives, rest),
+      "test.json");
 }
 
 /// What megatron.json says for llama, in pieces, so that a test can leave one out or replace it.
