@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,9 +44,9 @@ struct CandidateRow {
   std::string tap;
   Phase phase = Phase::prefill;
   int step = 0;
-  int order = 0;           // in the program
-  double rel_fro = 0.0;    // of the assembled value, against the reference
-  double limit = 0.0;      // 4 times that of the unsharded run in the candidate's dtype, plain or with its sums
+  int order = 0;         // in the program
+  double rel_fro = 0.0;  // of the assembled value, against the reference
+  double limit = 0.0;  // 4 times that of the unsharded run in the candidate's dtype, plain or with its sums
   std::vector<int> ranks;  // that fail
   std::string problem;     // empty, or what is wrong besides the number
   bool passed() const { return problem.empty() && rel_fro <= limit; }  // NaN fails
@@ -68,9 +69,14 @@ CandidateReport compare_candidate(const Model& model, const Candidate& candidate
 std::string candidate_table(const CandidateReport& report, const Mesh& mesh);
 std::string candidate_json(const CandidateReport& report);
 
+/// Vocabulary rows of every rank, by embedding: what its partial sums are of.
+using TableRows = std::map<std::string, std::vector<Ranges>, std::less<>>;
+
 /// The model's ops over the candidate's mesh, with the placements that the candidate's taps have: an instruction for
-/// every op, and the collectives that must lie between X.partial, X.reduced and X.
+/// every op, and the collectives that must lie between X.partial, X.reduced and X. A table that isn't in `rows` is cut
+/// balanced where its output is partial.
 Program candidate_program(const Model& model, const Registry& ops, const Mesh& mesh,
-                          const std::map<std::string, Layout, std::less<>>& layouts);
+                          const std::map<std::string, Layout, std::less<>>& layouts,
+                          const TableRows& rows = {});
 
 }  // namespace shardcheck

@@ -17,8 +17,8 @@ constexpr int kMostSteps = 16;  // more than any point of a plan has
 class CandidateProgram {
  public:
   CandidateProgram(const Model& model, const Registry& ops, const Mesh& mesh,
-                   const std::map<std::string, Layout, std::less<>>& layouts)
-      : ops_(ops), layouts_(layouts) {
+                   const std::map<std::string, Layout, std::less<>>& layouts, const TableRows& rows)
+      : ops_(ops), layouts_(layouts), table_rows_(rows) {
     program_.config = model.config();
     program_.mesh = mesh;
     program_.modules = model.modules();
@@ -249,18 +249,30 @@ class CandidateProgram {
         placement.cuts.push_back({static_cast<int>(axis), !table});
       }
       if (partial && in != nullptr) placement.cols = in->owned;
-      if (partial && table) {
-        for (int rank = 0; rank < program_.mesh.ranks(); ++rank) {
-          const int at = program_.mesh.coordinates(rank)[axis];
-          placement.rows.push_back(
-              Partition::balanced(module.out, program_.mesh.axes[axis].size).of(at));
-        }
-      }
     }
+    if (table && out.any_partial()) placement.rows = table_rows(module, out);
+  }
+
+  /// Where several axes cut the table, the first is the outer cut.
+  std::vector<Ranges> table_rows(const Module& module, const Layout& out) const {
+    const auto known = table_rows_.find(module.path);
+    if (known != table_rows_.end()) return known->second;
+    std::vector<Ranges> rows;
+    for (int rank = 0; rank < program_.mesh.ranks(); ++rank) {
+      Ranges mine{{0, module.out}};
+      for (std::size_t axis = 0; axis < out.placements.size(); ++axis) {
+        if (!out.placements[axis].is_partial()) continue;
+        const Partition even = Partition::balanced(total(mine), program_.mesh.axes[axis].size);
+        mine = compose(mine, even.of(program_.mesh.coordinates(rank)[axis]));
+      }
+      rows.push_back(std::move(mine));
+    }
+    return rows;
   }
 
   const Registry& ops_;
   const std::map<std::string, Layout, std::less<>>& layouts_;
+  const TableRows& table_rows_;
   Program program_;
   std::map<std::string, int, std::less<>> values_;
 };
@@ -268,8 +280,9 @@ class CandidateProgram {
 }  // namespace
 
 Program candidate_program(const Model& model, const Registry& ops, const Mesh& mesh,
-                          const std::map<std::string, Layout, std::less<>>& layouts) {
-  return CandidateProgram(model, ops, mesh, layouts).build();
+                          const std::map<std::string, Layout, std::less<>>& layouts,
+                          const TableRows& rows) {
+  return CandidateProgram(model, ops, mesh, layouts, rows).build();
 }
 
 }  // namespace shardcheck

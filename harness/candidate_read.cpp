@@ -32,7 +32,7 @@ class Reader {
     read_steps();
     learn_features();
     read_ranks();
-    candidate_.program = candidate_program(model_, ops_, mesh_, layouts_);
+    candidate_.program = candidate_program(model_, ops_, mesh_, layouts_, table_rows_);
     order_taps();
     return std::move(candidate_);
   }
@@ -351,9 +351,20 @@ class Reader {
                         pattern, word));
       }
     }
-    if (json.contains("ranges")) {
-      if (!cut)
-        fail(fmt::format("taps.{}: \"ranges\" needs a placement S(features) or the like", pattern));
+    if (json.contains("ranges") && layout.any_partial() && !cut && is_table(stage_of(tap).module)) {
+      const Module& table = model_.module(stage_of(tap).module);
+      std::vector<Ranges> rows = parse_ranges(pattern, json["ranges"], table.out);
+      Ranges all;
+      for (const Ranges& mine : rows) all.insert(all.end(), mine.begin(), mine.end());
+      check_whole(pattern, normalized(all), table.out);
+      table_rows_[table.path] = std::move(rows);
+    } else if (json.contains("ranges")) {
+      if (!cut) {
+        fail(
+            fmt::format("taps.{}: \"ranges\" needs a placement S(features) or the like, or an "
+                        "embedding's P(sum)",
+                        pattern));
+      }
       layout.owned = parse_ranges(pattern, json["ranges"], layout.features);
     }
     check_cover(pattern, layout);
@@ -400,6 +411,16 @@ class Reader {
     }
   }
 
+  bool is_table(const std::string& module) const {
+    return inputs_.find(module) != inputs_.end() && model_.module(module).kind == ModuleKind::embedding;
+  }
+
+  void check_whole(const std::string& pattern, const Ranges& joined, std::int64_t extent) const {
+    if (joined.size() == 1 && joined[0] == Range{0, extent}) return;
+    fail(fmt::format("taps.{}: the ranges cover {} of [0,{}); every element needs an owner",
+                     pattern, to_string(joined), extent));
+  }
+
   void check_cover(const std::string& pattern, Layout& layout) const {
     if (layout.owned.empty()) return;
     Ranges all;
@@ -410,11 +431,7 @@ class Reader {
         held += range.size();
       }
     }
-    const Ranges joined = normalized(all);
-    if (joined.size() != 1 || !(joined[0] == Range{0, layout.features})) {
-      fail(fmt::format("taps.{}: the ranges cover {} of [0,{}); every element needs an owner",
-                       pattern, to_string(joined), layout.features));
-    }
+    check_whole(pattern, normalized(all), layout.features);
     layout.may_overlap = layout.may_overlap || held > layout.features;
   }
 
@@ -464,6 +481,7 @@ class Reader {
   std::map<std::string, std::int64_t, std::less<>> features_;
   std::map<std::string, std::string, std::less<>> inputs_;  // of modules
   std::map<std::string, Layout, std::less<>> layouts_;
+  TableRows table_rows_;
   Candidate candidate_;
 };
 

@@ -20,15 +20,21 @@ Json ranges_json(const Ranges& ranges) {
   return json;
 }
 
-/// Placement by axis, and the ranges of every rank where the value is cut along features.
-Json placement_json(const Layout& layout, const Mesh& mesh) {
+/// Placement by axis, and the ranges of every rank: features where the value is cut along them, the table's rows where it
+/// is an embedding's partial sum.
+Json placement_json(const Program& program, const TapValue& value) {
   Json json;
-  for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis) {
-    json[mesh.axes[axis].name] = to_string(layout.placements[axis]);
+  for (std::size_t axis = 0; axis < program.mesh.axes.size(); ++axis) {
+    json[program.mesh.axes[axis].name] = to_string(value.layout.placements[axis]);
   }
-  if (!layout.owned.empty()) {
+  const Module* table = value.layout.any_partial() ? program.find_module(stage_of(value.name).module)
+                                                   : nullptr;
+  const bool rows = table != nullptr && table->kind == ModuleKind::embedding;
+  const std::vector<Ranges>& owned = rows ? program.plan.placement(table->path).rows
+                                          : value.layout.owned;
+  if (!owned.empty()) {
     json["ranges"] = Json::array();
-    for (const Ranges& ranges : layout.owned) json["ranges"].push_back(ranges_json(ranges));
+    for (const Ranges& ranges : owned) json["ranges"].push_back(ranges_json(ranges));
   }
   return json;
 }
@@ -91,7 +97,7 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
       tokens.push_back({s.sequence, s.first, s.count});
     manifest["steps"].push_back(
         {{"phase", name(step.step.phase)}, {"step", step.step.index}, {"tokens", tokens}});
-    for (const TapValue& value : step.values) taps[value.name] = placement_json(value.layout, mesh);
+    for (const TapValue& value : step.values) taps[value.name] = placement_json(program, value);
   }
   manifest["ranks"] = Json::array();
   for (int rank = 0; rank < mesh.ranks(); ++rank) {

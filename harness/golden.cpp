@@ -13,6 +13,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "harness/report_json.hpp"
 #include "model/error.hpp"
 #include "model/modules.hpp"
 #include "model/safetensors.hpp"
@@ -138,12 +139,6 @@ bool worse(const GoldenRow& a, const GoldenRow& b) {
   return excess(a) > excess(b);
 }
 
-nlohmann::json number(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0.0 ? "inf" : "-inf";
-  return value;
-}
-
 }  // namespace
 
 Golden read_golden(const Config& config, const std::filesystem::path& path,
@@ -243,7 +238,7 @@ std::string golden_json(const GoldenReport& report) {
       {"compared", report.compared},
       {"unknown", report.unknown},
       {"limit", report.limit},
-      {"worst", {{"phase", worst.phase}, {"tap", worst.tap}, {"rel", number(worst.rel)}}},
+      {"worst", {{"phase", worst.phase}, {"tap", worst.tap}, {"rel", json_number(worst.rel)}}},
       {"verdict", report.passed() ? "passed" : "failed"},
   };
   return json.dump(2) + "\n";

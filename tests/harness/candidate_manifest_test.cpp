@@ -143,6 +143,16 @@ TEST(CandidateManifest, EveryMistakeIsOneMessage) {
          j["taps"]["layers.*.mlp.act"]["ranges"][0][0] = {0, 67};
        },
        "the ranges cover [0,67)+[68,136) of [0,136); every element needs an owner"},
+      {[](Json& j) {
+         j["taps"]["embed_tokens.partial"]["ranges"][1] = {{160, 319}};
+       },
+       "taps.embed_tokens.partial: the ranges cover [0,319) of [0,320)"},
+      {[](Json& j) {
+         j["taps"]["embed_tokens.partial"]["ranges"][1] = {{160, 321}};
+       },
+       "a range's end must be an integer from 160 to 320, not 321"},
+      {[](Json& j) { j["taps"]["layers.*.mlp.down_proj.partial"]["ranges"] = Json::array(); },
+       "needs a placement S(features) or the like, or an embedding's P(sum)"},
   };
   const CandidateFolder folder(small());
   const Json good = folder.manifest();

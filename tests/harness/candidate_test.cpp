@@ -96,6 +96,53 @@ TEST(Candidate, RoundTripOfABiasBetweenTwoCollectives) {
   }
 }
 
+/// The vocabulary in pieces of ceil(n / P) rows: 65, 65, 65, 62 of 257, where the balanced cut has 65, 64, 64, 64.
+const char* const kChunks = R"plan({ "name": "chunks", "mesh": ["tp"],
+  "weights": { "embed_tokens": {"tp": "shard(vocab by chunk)"}, "lm_head": {"tp": "shard(vocab by chunk)"} },
+  "collectives": { "embed_tokens.out": "all_reduce(sum, tp)", "lm_head.out": "all_gather(vocab, tp)" } })plan";
+
+TEST(Candidate, RoundTripOfAnUnevenVocabulary) {
+  RunOf what = run_in(DType::bf16, 4, Phase::decode, "tiny-odd-vocab");
+  what.plan = kChunks;
+  const CandidateFolder folder(what);
+  EXPECT_EQ(folder.manifest()["taps"]["embed_tokens.partial"]["ranges"][3],
+            Json::parse("[[195, 257]]"));
+  EXPECT_TRUE(folder.compare().passed()) << describe(folder.compare());
+  // Without the ranges the rows are taken for the balanced cut's: border tokens then come from another rank's rows.
+  folder.change_manifest([](Json& json) { json["taps"]["embed_tokens.partial"].erase("ranges"); });
+  const CandidateReport report = folder.compare();
+  ASSERT_TRUE(report.first.has_value());
+  EXPECT_EQ(report.first->tap, "embed_tokens.partial");
+}
+
+/// Both axes cut the vocabulary and the MLP; sums are over one axis after the other, or over both at once.
+const char* const kTwoAxes = R"plan({ "name": "two", "mesh": ["x", "y"],
+  "weights": {
+    "embed_tokens": {"x": "shard(vocab)", "y": "shard(vocab)"}, "lm_head": {"x": "shard(vocab)", "y": "shard(vocab)"},
+    "layers.*.mlp.{gate,up}_proj": {"x": "shard(out)", "y": "shard(out)"},
+    "layers.*.mlp.down_proj": {"x": "shard(in)", "y": "shard(in)"} },
+  "collectives": {
+    "embed_tokens.out": "all_reduce(sum, [x, y])",
+    "layers.*.mlp.down_proj.out": ["all_reduce(sum, x)", "all_reduce(sum, y)"],
+    "lm_head.out": "all_gather(vocab, [x, y])" } })plan";
+
+TEST(Candidate, RoundTripOfTwoAxes) {
+  for (const DType wire : {DType::bf16, DType::f32}) {
+    RunOf what = run_in(DType::bf16);
+    what.plan = kTwoAxes;
+    what.mesh = Mesh{{{"x", 2}, {"y", 3}}};
+    what.settings.wire = wire;
+    const CandidateFolder folder(what);
+    EXPECT_TRUE(folder.compare().passed()) << describe(folder.compare());
+    // The balanced cut of a balanced cut needs no ranges.
+    folder.change_manifest([](Json& json) { json["taps"]["embed_tokens.partial"].erase("ranges"); });
+    EXPECT_TRUE(folder.compare().passed()) << describe(folder.compare());
+    folder.change_tensor(4, "prefill/layers.1.mlp.down_proj.reduced",
+                         [](std::vector<double>& values) { values[9] += 0.25; });
+    expect_first(folder.compare(), "layers.1.mlp.down_proj.reduced", {4});
+  }
+}
+
 TEST(Candidate, OneRankPasses) {
   const CandidateFolder folder(run_in(DType::bf16, 1));
   EXPECT_TRUE(folder.compare().passed()) << describe(folder.compare());

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "tests/sharded/program_run.hpp"
@@ -97,6 +98,18 @@ TEST(ForcedProgram, MultipliesWholeValuesThatAreSummed) {
   Whole twice = ran.taps->whole("layers.0.mlp.down_proj.partial");
   for (double& value : twice.values) value *= 2.0;
   EXPECT_EQ(difference(twice, ran.taps->whole("layers.0.mlp.down_proj")), 0.0);
+}
+
+TEST(ForcedProgram, TakesTheMaximumWhereAPlanAsksForIt) {
+  const Registry ops = builtin_ops();
+  const Model model = make_model({});
+  const Plan plan = tp_plan(kMlpCuts, R"json("layers.*.mlp.down_proj.out": "all_reduce(max, tp)")json");
+  const Ran ran = run(model, plan, line(2), {prefill({6}, 257)}, ops);
+  const Parts& partial = ran.taps->at("layers.0.mlp.down_proj.partial");
+  std::vector<double> expected = partial.ranks[0].to_f64();
+  const std::vector<double> other = partial.ranks[1].to_f64();
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = std::max(expected[i], other[i]);
+  EXPECT_EQ(ran.taps->whole("layers.0.mlp.down_proj").values, expected);
 }
 
 }  // namespace

@@ -98,6 +98,17 @@ TEST(Program, AddsARowParallelBiasOnceAfterTheReduction) {
   EXPECT_EQ(placement_of(program, "h.0.attn.c_proj.reduced"), "R");
 }
 
+TEST(Program, SaysWhichValuesSeveralRanksMayOwn) {
+  const Registry ops = builtin_ops();
+  const Program program = program_of({}, megatron(), line(4), ops);
+  for (const Value& value : program.values) {
+    const bool kv = value.name.find("k_proj") != std::string::npos ||
+                    value.name.find("v_proj") != std::string::npos ||
+                    value.name.ends_with("k_rot") || value.name.ends_with("_cache");
+    EXPECT_EQ(value.layout.may_overlap, kv) << value.name;
+  }
+}
+
 TEST(Program, ReducesInTheWireDtypeAndKeepsEverythingElseInStorage) {
   const Registry ops = builtin_ops();
   const Program program = program_of({"gpt2", 5, 5, 8, 40, 53, 83, 1}, megatron(), line(2), ops);
