@@ -64,8 +64,8 @@ void all_reduce(benchmark::State& state) {
   std::vector<Tensor> inputs, outputs;
   const auto main_stream = device->make_stream();
   for (int rank = 0; rank < ranks; ++rank) {
-    inputs.push_back(device->allocate(DType::f32, 1, bytes / 4));
-    outputs.push_back(device->allocate(DType::f32, 1, bytes / 4));
+    inputs.push_back(device->allocate(*main_stream, DType::f32, 1, bytes / 4));
+    outputs.push_back(device->allocate(*main_stream, DType::f32, 1, bytes / 4));
     HostTensor values(DType::f32, {1, bytes / 4});
     float next = static_cast<float>(rank);
     for (float& value : values.as_mutable<float>()) value = next += 0.25f;
@@ -77,7 +77,7 @@ void all_reduce(benchmark::State& state) {
       const auto self = static_cast<std::size_t>(rank);
       const auto stream = device->make_stream();
       const auto tp = world->group(rank, {0}, *device, ledgers[self]);
-      const Tensor tiny = device->allocate(DType::f32, 1, 0);
+      const Tensor tiny = device->allocate(*stream, DType::f32, 1, 0);
       const auto meet = [&] {
         tp->all_reduce(*stream, tiny, {}, tiny, {"meet", Phase::prefill, 0});
       };

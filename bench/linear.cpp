@@ -36,7 +36,7 @@ void device_linear(benchmark::State& state, DType dtype) {
   const std::unique_ptr<Stream> stream = device->make_stream();
   const Tensor x = device->adopt(*stream, round_to(dtype, {m, k}, varied(m * k)));
   const Tensor weight = device->adopt(*stream, round_to(dtype, {n, k}, varied(n * k)));
-  const Tensor out = device->allocate(dtype, m, n);
+  const Tensor out = device->allocate(*stream, dtype, m, n);
   for (auto _ : state) {
     device->linear(*stream, x, weight, nullptr, out);
     benchmark::ClobberMemory();

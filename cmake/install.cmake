@@ -8,6 +8,9 @@ if(TARGET shardcheck)
   list(APPEND targets shardcheck)
 endif()
 install(TARGETS ${targets} EXPORT shardcheckTargets)
+if(TARGET shardcheck_cuda)
+  install(TARGETS shardcheck_cuda LIBRARY DESTINATION lib/shardcheck)  # where kernels/shared_module.cpp looks
+endif()
 install(EXPORT shardcheckTargets NAMESPACE shardcheck:: DESTINATION ${config_dir})
 
 # A header whose opening comment says "Private" is for the .cpp files beside it and stays at home. Only such headers may

@@ -40,7 +40,7 @@ set_source_files_properties(${PROJECT_SOURCE_DIR}/model/shipped.cpp
 function(shardcheck_library folder)
   cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/(main|module)\\.cpp$")
   list(TRANSFORM arg_DEPENDS PREPEND shardcheck_)
   if(NOT sources)
     message(STATUS "${folder}: nothing to compile yet")
@@ -60,6 +60,16 @@ function(shardcheck_library folder)
             $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<BUILD_INTERFACE:CLI11::CLI11>
             fmt::fmt Threads::Threads)
   set_target_properties(shardcheck_${folder} PROPERTIES POSITION_INDEPENDENT_CODE ON EXPORT_NAME ${folder})
+endfunction()
+
+# kernels/cuda is one source for two devices: here g++ compiles it against kernels/emu, into the library; nvcc compiles it
+# against CUDA in kernels/cuda/CMakeLists.txt, into a module.
+function(shardcheck_gpu_code folder)
+  file(GLOB kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu)
+  set_source_files_properties(${kernel_sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS -Wno-unknown-pragmas)
+  target_sources(shardcheck_${folder} PRIVATE ${kernel_sources})
+  target_compile_definitions(shardcheck_${folder} PRIVATE SHARDCHECK_EMU)
+  target_link_libraries(shardcheck_${folder} PRIVATE Boost::context ${CMAKE_DL_LIBS})
 endfunction()
 
 # The program: harness/cli/main.cpp over all libraries.

@@ -92,7 +92,7 @@ class Assessment {
     const std::unique_ptr<Device> meta = parts_.devices.make("meta");
     Device* const device = meta.get();
     WeightStore shapes(model_, cell_.settings.storage);
-    const RunResult traced = run_program(*cell_.program, *world, {&device, 1}, shapes,
+    const RunResult traced = run_program(*cell_.executed, *world, {&device, 1}, shapes,
                                          cell_.settings, cell_.steps);
     const AuditResult result = audit(model_, cell_.program->plan, cell_.settings, cell_.steps,
                                      cell_.result.ledgers, traced.ledgers);
@@ -127,7 +127,8 @@ class Assessment {
       failure.step = cell_.result.ended->step;
       failure.ranks = cell_.result.ended->ranks;
       failure.cause = "the run ends here: " + cell_.result.ended->message;
-      suspects_.push_back({cell_.result.ended->order, Gate::g3, failure});
+      suspects_.push_back(
+          {program_order(*cell_.program, failure.phase, failure.tap), Gate::g3, failure});
     }
     report_.gates[Gate::g3] = gate;
   }

@@ -14,7 +14,8 @@ namespace shardcheck {
 
 /// A run of one cell and what was seen while it ran.
 struct CellRun {
-  const Program* program = nullptr;
+  const Program* program = nullptr;  // that it is judged as
+  const Program* executed = nullptr;  // the same, or that one fused
   RunSettings settings;
   std::vector<Step> steps;
   TapRun taps;

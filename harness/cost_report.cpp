@@ -246,9 +246,10 @@ std::string cost_table(const CostReport& report) {
     if (first || communicates(row)) table.add(cells_of(row, columns));
   }
 
-  std::string out = fmt::format("{}, plan {}, {} on the wire {}, batch {}, sequence {}, on {}\n\n",
-                                report.model, report.plan, report.dtype, report.wire, report.batch,
-                                report.sequence, report.gpu.title);
+  std::string out = fmt::format(
+      "{}, plan {}{}, {} on the wire {}, batch {}, sequence {}, on {}\n\n", report.model,
+      report.plan, report.fused ? " fused" : "", report.dtype, report.wire, report.batch,
+      report.sequence, report.gpu.title);
   out += table.text();
   out +=
       "\ncompute: roofline of the slowest rank, no kernel starts and no losses, so a lower bound. "
@@ -278,6 +279,7 @@ std::string cost_json(const CostReport& report) {
   json["wire"] = report.wire;
   json["batch"] = report.batch;
   json["sequence"] = report.sequence;
+  json["fused"] = report.fused;
   json["gpu"] = {{"name", report.gpu.name},
                  {"title", report.gpu.title},
                  {"constants", json_of(report.gpu.constants)}};

@@ -18,6 +18,7 @@ struct CostReport {
   std::string plan;
   std::string dtype, wire;
   std::int64_t batch = 0, sequence = 0;
+  bool fused = false;  // the program was (sharded/fusion.hpp)
   sim::Gpu gpu;
   std::vector<sim::Link> links;
   std::vector<sim::Constant> algorithm_constants;  // CollectiveModel::constants()

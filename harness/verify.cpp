@@ -8,8 +8,11 @@
 
 #include "harness/assess.hpp"
 #include "harness/candidate.hpp"
+#include "harness/wiring_parcel.hpp"
 #include "harness/yardstick.hpp"
 #include "model/error.hpp"
+#include "sharded/comm/launch.hpp"
+#include "sharded/fusion.hpp"
 
 namespace shardcheck {
 namespace {
@@ -26,19 +29,22 @@ class Verification {
   VerifyReport run() {
     report_.model = model_.config().name;
     report_.plan = plan_.name;
+    const bool processes = options_.world.empty() || options_.world.starts_with("mpi");
+    launch_ = processes ? detect_launch() : Launch{};
+    report_.judged = launch_.process == 0;
     build_programs();
     if (!report_.findings.empty() && !options_.force) {
       report_.ran = false;
       return std::move(report_);
     }
     prepare_inputs();
-    device_ = parts_.devices.make(options_.device);
-    if (!device_->has_values()) {
+    open_devices();
+    if (!devices_.front()->has_values()) {
       throw InputError(fmt::format(
           "--device {}: it has no values to compare; use cost for shapes alone", options_.device));
     }
     progress("reference", 0.0);
-    reference_ = reference_logits(model_, sequences_);
+    if (report_.judged) reference_ = reference_logits(model_, sequences_);
     const auto groups = static_cast<double>(options_.dtypes.size() * options_.phases.size());
     double done = 0.0;
     for (const DType dtype : options_.dtypes) {
@@ -59,7 +65,7 @@ class Verification {
 
  private:
   void progress(const std::string& what, double done) {
-    if (options_.progress) options_.progress(what, done);
+    if (options_.progress && report_.judged) options_.progress(what, done);
   }
 
   void build_programs() {
@@ -86,6 +92,37 @@ class Verification {
       single_ = own_single_.get();
     }
     note_groups();
+    if (options_.fuse) fuse_programs();
+  }
+
+  void fuse_programs() {
+    const auto add = [this](const Program& program) {
+      fused_[&program] = std::make_unique<Program>(fuse(program, parts_.ops));
+    };
+    for (const auto& program : programs_) add(*program);
+    if (own_single_) add(*own_single_);
+    std::map<std::string, std::vector<std::string>> where;
+    for (const auto& program : programs_) {
+      for (const Phase phase : options_.phases) {
+        const std::vector<Instruction>& plain = program->instructions.at(phase);
+        const auto adds = std::count_if(plain.begin(), plain.end(), [](const Instruction& i) {
+          return i.op != nullptr && i.op->name() == "add";
+        });
+        where[fmt::format("{} of {} residual adds are one op with the RMSNorm that reads the sum",
+                          fused_instructions(executed(*program), phase), adds)]
+            .push_back(fmt::format("{} {}", to_string(program->mesh), name(phase)));
+      }
+    }
+    for (const auto& [words, cells] : where) {
+      report_.notes.push_back(where.size() == 1 ? words
+                                                : fmt::format("{}: {}", fmt::join(cells, ", "), words));
+    }
+  }
+
+  /// What is run in a program's place.
+  const Program& executed(const Program& program) const {
+    const auto found = fused_.find(&program);
+    return found == fused_.end() ? program : *found->second;
   }
 
   /// Says which cuts go through a quantisation group: legal here, since weights are dequantised when loaded.
@@ -137,12 +174,12 @@ class Verification {
   }
 
   void note_arithmetic(DType dtype) {
-    const Arithmetic a = device_->arithmetic(Primitive::linear, dtype);
+    const Arithmetic a = devices_.front()->arithmetic(Primitive::linear, dtype);
     report_.arithmetic[std::string(name(dtype))] = fmt::format(
         "{} accumulate, {} fraction bits, {}{}, softmax weights {}", name(a.accumulate),
         a.fraction_bits, a.truncating ? "truncating" : "round to nearest even",
         a.block_k > 0 ? fmt::format(", {} products at once", a.block_k) : "",
-        device_->arithmetic(Primitive::attention, dtype).rounds_softmax_weights
+        devices_.front()->arithmetic(Primitive::attention, dtype).rounds_softmax_weights
             ? "rounded to storage"
             : "kept");
   }
@@ -152,13 +189,36 @@ class Verification {
     return {storage, options_.wire.value_or(storage), reduction};
   }
 
+  /// One device for each rank where there are as many, else one for all. Where ranks are processes, this one's own.
+  void open_devices() {
+    int most_ranks = 1;
+    for (const Mesh& mesh : options_.meshes) most_ranks = std::max(most_ranks, mesh.ranks());
+    devices_ = parts_.devices.make_for(options_.device, launch_.several() ? launch_.local_processes : most_ranks);
+    for (const auto& device : devices_) device_pointers_.push_back(device.get());
+    const int count = static_cast<int>(devices_.size());
+    world_ = options_.world.empty() ? default_world(options_.device, count, most_ranks) : options_.world;
+    if (world_ == "threads") device_pointers_.resize(1);  // whose memory all ranks reach
+    if (!launch_.several()) return;
+    device_pointers_ = {device_pointers_[static_cast<std::size_t>(launch_.local_process % count)]};
+    for (const Mesh& mesh : options_.meshes) parts_.worlds.make(world_, mesh);  // enough processes, or an InputError
+  }
+
+  std::span<Device* const> devices_for(const Mesh& mesh) const {
+    const std::span<Device* const> all(device_pointers_);
+    return all.size() == 1 ? all : all.first(static_cast<std::size_t>(mesh.ranks()));
+  }
+
   CellRun run_cell(const Program& program, const RunSettings& settings, Phase phase,
                    WeightStore& weights, std::unique_ptr<Interposer> interposer) {
     CellRun cell;
     cell.program = &program;
+    cell.executed = &executed(program);
     cell.settings = settings;
     cell.steps = steps_.at(phase);
-    std::unique_ptr<World> world = parts_.worlds.make(options_.world, program.mesh);
+    std::unique_ptr<World> world = parts_.worlds.make(world_, program.mesh);
+    for (const std::string& note : world->notes()) {
+      if (std::find(report_.notes.begin(), report_.notes.end(), note) == report_.notes.end()) report_.notes.push_back(note);
+    }
     TapCollector collector(program, settings, cell.steps);
     RunOptions run;
     run.taps = &collector;
@@ -168,12 +228,19 @@ class Verification {
     WeightInspector inspector(weights);
     const bool inspect = inspected_.count(&program) == 0 || options_.fault != nullptr;
     if (inspect) run.inspect = [&](RankContext& context) { inspector.inspect(context); };
-    Device* const device = device_.get();
-    cell.result = run_program(program, *world, {&device, 1}, weights, settings, cell.steps, run);
-    if (inspect) inspected_[&program] = inspector.faults();
+    cell.result = run_program(*cell.executed, *world, devices_for(program.mesh), weights, settings, cell.steps, run);
+    if (inspect) inspected_[&program] = faults_of_all(*world, inspector.faults());
     cell.weight_faults = inspected_[&program];
     cell.taps = collector.release();
     return cell;
+  }
+
+  static std::vector<WiringFault> faults_of_all(World& world, const std::vector<WiringFault>& own) {
+    std::vector<WiringFault> all;
+    for (const std::string& bytes : world.gather(pack_faults(own))) {
+      for (WiringFault& fault : unpack_faults(bytes)) all.push_back(std::move(fault));
+    }
+    return all;
   }
 
   /// All meshes of one precision and phase. They are judged together, so that a block of weights is read once for all,
@@ -201,12 +268,13 @@ class Verification {
 
   void judge_lot(const std::vector<CellRun>& lot, Phase phase, const EndToEnd& yardstick,
                  WeightStore& weights) {
+    if (!report_.judged) return;
     std::vector<JudgeCell> judged;
     for (const CellRun& cell : lot) judged.push_back({cell.program, &cell.taps});
     progress(fmt::format("judging {} {}", name(lot.front().settings.storage), name(phase)), -1.0);
     JudgeOptions judge;
     judge.arithmetic = [this](Primitive primitive, DType storage) {
-      return device_->arithmetic(primitive, storage);
+      return devices_.front()->arithmetic(primitive, storage);
     };
     judge.threads = options_.threads;
     judge.ops = &parts_.local_ops;
@@ -242,6 +310,7 @@ class Verification {
 
   /// Logits of the TP 1 run in the coarser of storage and wire dtype. Where that is a cell too, the run is kept for it.
   EndToEnd plain_yardstick(const RunSettings& wanted, Phase phase, WeightStore& weights) {
+    if (!report_.judged) return {};
     const DType dtype = coarser(wanted.storage, wanted.wire);
     const bool is_cell = own_single_ == nullptr && dtype == wanted.storage && !options_.fault;
     CellRun run = run_single(dtype, is_cell ? wanted : RunSettings{dtype, dtype, wanted.reduction},
@@ -327,12 +396,16 @@ class Verification {
   std::vector<std::unique_ptr<Program>> programs_;
   std::unique_ptr<Program> own_single_;
   const Program* single_ = nullptr;
-  std::unique_ptr<Device> device_;
+  std::map<const Program*, std::unique_ptr<Program>> fused_;  // with VerifyOptions::fuse, of each of those
+  std::vector<std::unique_ptr<Device>> devices_;  // one for all ranks, or one for each rank of the largest mesh
+  std::vector<Device*> device_pointers_;
   Sequences sequences_;
   std::map<Phase, std::vector<Step>> steps_;
   ReferenceLogits reference_;
   std::optional<CellRun> single_run_;  // the plain yardstick, where it is a cell of its own
   std::map<const Program*, std::vector<WiringFault>> inspected_;  // of the current precision
+  Launch launch_;      // of this process, where ranks may be processes
+  std::string world_;  // kind
   VerifyReport report_;
 };
 

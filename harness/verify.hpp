@@ -31,8 +31,9 @@ struct VerifyOptions {
   std::vector<Phase> phases;
   InputOptions inputs;
   std::string device = "cpu";
-  std::string world = "threads";
+  std::string world;  // kind of communicator; empty: what suits the device and the way the program was started
   bool force = false;          // run a plan that breaks placement rules
+  bool fuse = false;           // run the fused program (sharded/fusion.hpp); it is judged as the plan's own
   std::filesystem::path dump;  // write every cell's taps here
   /// Meshes whose vocabulary borders generated ids hold; empty: `meshes`. A repeated cell names those of the run that
   /// it repeats, so that it sees the same ids.
@@ -103,6 +104,7 @@ struct VerifyReport {
   std::string model, plan;
   std::vector<Finding> findings;  // placement rules that the plan breaks; without force nothing was run
   bool ran = true;
+  bool judged = true;  // false in a process that only ran its rank under mpirun: another one has the results
   std::vector<CellReport> cells;
   std::vector<std::string> notes;
   std::map<std::string, std::string> arithmetic;  // per dtype, as the device states it

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "sharded/fusion.hpp"
 #include "sharded/op.hpp"
 
 namespace shardcheck {
@@ -30,14 +31,14 @@ bool equal_bits(const TapValue& value, int a, int b) {
 
 /// The first value that a module's weight or bias goes into, and its place in the program.
 std::pair<std::string, int> first_use(const Program& program, const Module& module, bool bias) {
-  const std::vector<Instruction>& instructions = program.instructions.at(Phase::prefill);
+  const std::vector<const Instruction*> instructions = unfused(program, Phase::prefill);
   const auto found = std::find_if(
-      instructions.begin(), instructions.end(), [&](const Instruction& instruction) {
-        if (instruction.op == nullptr || instruction.module != module.path) return false;
-        return !bias || module.kind == ModuleKind::norm || instruction.adds_bias ||
-               instruction.op->name() == "bias";
+      instructions.begin(), instructions.end(), [&](const Instruction* instruction) {
+        if (instruction->op == nullptr || instruction->module != module.path) return false;
+        return !bias || module.kind == ModuleKind::norm || instruction->adds_bias ||
+               instruction->op->name() == "bias";
       });
-  return {found == instructions.end() ? module.path : found->site,
+  return {found == instructions.end() ? module.path : (*found)->site,
           static_cast<int>(found - instructions.begin())};
 }
 
@@ -280,16 +281,20 @@ std::vector<WiringFault> from_mismatches(const Program& program,
              fault.step == mismatch.step;
     });
     if (same == faults.end()) {
-      faults.push_back(
-          {mismatch.value,
-           program_order(program, mismatch.phase, mismatch.value),
-           mismatch.phase,
-           mismatch.step,
-           {mismatch.rank},
-           fmt::format(
-               "{} was overwritten, or another buffer was read: {} read other bytes than its "
-               "producer wrote",
-               mismatch.value, mismatch.consumer)});
+      const std::string sentence =
+          mismatch.part.empty()
+              ? fmt::format(
+                    "{} was overwritten, or another buffer was read: {} read other bytes than its "
+                    "producer wrote",
+                    mismatch.value, mismatch.consumer)
+              : fmt::format("{} comes from a fused op and has other bits than {} alone gives", mismatch.value,
+                            mismatch.part);
+      faults.push_back({mismatch.value,
+                        program_order(program, mismatch.phase, mismatch.value),
+                        mismatch.phase,
+                        mismatch.step,
+                        {mismatch.rank},
+                        sentence});
     } else if (std::find(same->ranks.begin(), same->ranks.end(), mismatch.rank) == same->ranks.end()) {
       same->ranks.push_back(mismatch.rank);
     }

@@ -24,17 +24,17 @@ class SplitSums final : public Interposer {
     const std::int64_t rows = inputs[0].rows, features = weight.rows;
     std::vector<Tensor> terms;
     for (const Ranges& part : parts) {
-      terms.push_back(device.allocate(settings.wire, rows, features));
+      terms.push_back(device.allocate(stream, settings.wire, rows, features));
       device.linear(stream, columns(context, inputs[0], part), columns(context, weight, part),
                     nullptr, terms.back());
     }
-    const Tensor sum = device.allocate(settings.wire, rows, features);
+    const Tensor sum = device.allocate(stream, settings.wire, rows, features);
     device.reduce_n(stream, terms, settings.reduction, 0, sum.elements(), sum);
-    Tensor out = device.allocate(settings.storage, rows, features);
+    Tensor out = device.allocate(stream, settings.storage, rows, features);
     device.cast(stream, sum, out);
     if (instruction.adds_bias) {
       const Tensor reduced = out;
-      out = device.allocate(settings.storage, rows, features);
+      out = device.allocate(stream, settings.storage, rows, features);
       device.bias(stream, reduced, context.weight(instruction.module + ".bias"), out);
     }
     outputs = {out};
@@ -53,7 +53,7 @@ class SplitSums final : public Interposer {
 
   static Tensor columns(RankContext& context, const Tensor& whole, const Ranges& part) {
     if (part.size() == 1) return whole.col_range(part[0].begin, part[0].end);
-    const Tensor gathered = context.device().allocate(whole.dtype, whole.rows, total(part));
+    const Tensor gathered = context.device().allocate(context.stream(), whole.dtype, whole.rows, total(part));
     std::int64_t at = 0;
     for (const Range& range : part) {
       context.device().copy(context.stream(), whole.col_range(range.begin, range.end),

@@ -61,6 +61,33 @@ class Check {
          "a vector must be [1, columns of the matrix]", {x, vector});
   }
 
+  /// One value for each of x's rows.
+  void per_row(Operand x, Operand column) const {
+    rule(column.tensor->rows == x.tensor->rows && column.tensor->cols == 1, "must be [rows of x, 1]", {x, column});
+  }
+
+  /// Columns of one height, all floats of one dtype.
+  void column_of(Operand first, std::initializer_list<Operand> others) const {
+    floats({first});
+    rule(first.tensor->cols == 1, "must have one column", {first});
+    for (const Operand& other : others) {
+      floats({other});
+      same_dtype(first, other);
+      same_shape(first, other);
+    }
+  }
+
+  /// The global ranges of an operand's rows or columns.
+  void owned(OwnedRanges ranges, std::int64_t extent, Operand operand) const {
+    std::int64_t count = 0;
+    for (const auto& [begin, end] : ranges) {
+      rule(begin >= 0 && begin <= end, fmt::format("owned range [{}, {}) must be a range", begin, end), {operand});
+      count += end - begin;
+    }
+    rule(count == extent, fmt::format("the owned ranges hold {} ids and must cover the operand's {}", count, extent),
+         {operand});
+  }
+
   /// Statistics of a storage dtype are kept in its accumulate dtype.
   void accumulates(Operand x, Operand state) const {
     rule(state.tensor->dtype == accumulate_dtype(x.tensor->dtype), "must be in the accumulate dtype of the storage",
@@ -99,6 +126,9 @@ std::string_view name(Primitive primitive) {
     case Primitive::cast: return "cast";
     case Primitive::copy: return "copy";
     case Primitive::reduce_n: return "reduce_n";
+    case Primitive::add_rms_norm: return "add_rms_norm";
+    case Primitive::argmax: return "argmax";
+    case Primitive::cross_entropy: return "cross_entropy";
   }
   return "";
 }
@@ -232,21 +262,14 @@ void Device::bias(Stream& stream, const Tensor& x, const Tensor& bias, const Ten
 }
 
 void Device::embedding(Stream& stream, const Tensor& ids, const Tensor& table,
-                       std::span<const std::pair<std::int64_t, std::int64_t>> owned, const Tensor& out) {
+                       OwnedRanges owned, const Tensor& out) {
   const Check check(*this, Primitive::embedding);
   check.here({{"ids", &ids}});
   check.floats({{"table", &table}, {"out", &out}});
   check.rule(ids.dtype == DType::i64 && ids.rows == 1, "ids must be i64 [1, tokens]", {{"ids", &ids}});
   check.rule(out.rows == ids.cols && out.cols == table.cols, "out must be [tokens, columns of the table]",
              {{"ids", &ids}, {"table", &table}, {"out", &out}});
-  std::int64_t local_rows = 0;
-  for (const auto& [begin, end] : owned) {
-    check.rule(begin >= 0 && begin <= end, fmt::format("owned range [{}, {}) must be a range", begin, end),
-               {{"table", &table}});
-    local_rows += end - begin;
-  }
-  check.rule(local_rows == table.rows, fmt::format("the owned ranges ({} ids) must be the table's rows", local_rows),
-             {{"table", &table}});
+  check.owned(owned, table.rows, {"table", &table});
   if (out.elements() > 0) do_embedding(stream, ids, table, owned, out);
 }
 
@@ -280,6 +303,61 @@ void Device::reduce_n(Stream& stream, std::span<const Tensor> terms, const Reduc
   check.rule(first >= 0 && first + out.elements() <= total,
              fmt::format("elements from {} on must lie in a tensor of {}", first, total), {{"out", &out}});
   if (out.elements() > 0) do_reduce_n(stream, terms, spec, first, total, out);
+}
+
+void Device::add_rms_norm(Stream& stream, const Tensor& a, const Tensor& b, const Tensor& weight, double eps,
+                          const Tensor& sum, const Tensor& out) {
+  const Check check(*this, Primitive::add_rms_norm);
+  check.floats({{"a", &a}, {"b", &b}, {"weight", &weight}, {"sum", &sum}, {"out", &out}});
+  check.same_dtype({"a", &a}, {"b", &b});
+  check.same_dtype({"a", &a}, {"weight", &weight});
+  check.same_dtype({"a", &a}, {"sum", &sum});
+  check.same_shape({"a", &a}, {"b", &b});
+  check.same_shape({"a", &a}, {"sum", &sum});
+  check.same_shape({"a", &a}, {"out", &out});
+  check.per_column({"a", &a}, {"weight", &weight});
+  if (out.elements() > 0) do_add_rms_norm(stream, a, b, weight, eps, sum, out);
+}
+
+void Device::argmax(Stream& stream, const Tensor& x, OwnedRanges owned, const Tensor& value, const Tensor& index) {
+  const Check check(*this, Primitive::argmax);
+  check.floats({{"x", &x}, {"value", &value}});
+  check.here({{"index", &index}});
+  check.owned(owned, x.cols, {"x", &x});
+  check.per_row({"x", &x}, {"value", &value});
+  check.per_row({"x", &x}, {"index", &index});
+  check.accumulates({"x", &x}, {"value", &value});
+  check.rule(index.dtype == DType::i64, "index must be i64", {{"index", &index}});
+  if (value.elements() > 0) do_argmax(stream, x, owned, value, index);
+}
+
+void Device::cross_entropy_partial(Stream& stream, const Tensor& logits, const Tensor& targets, OwnedRanges owned,
+                                   const CrossEntropyState& out) {
+  const Check check(*this, Primitive::cross_entropy);
+  check.floats({{"logits", &logits}, {"max", &out.max}, {"sum", &out.sum}, {"target", &out.target}});
+  check.here({{"targets", &targets}});
+  check.owned(owned, logits.cols, {"logits", &logits});
+  check.rule(targets.dtype == DType::i64 && targets.rows == 1 && targets.cols == logits.rows,
+             "targets must be i64 [1, rows of logits]", {{"logits", &logits}, {"targets", &targets}});
+  for (const Operand& state : {Operand{"max", &out.max}, Operand{"sum", &out.sum}, Operand{"target", &out.target}}) {
+    check.per_row({"logits", &logits}, state);
+    check.accumulates({"logits", &logits}, state);
+  }
+  if (out.max.elements() > 0) do_cross_entropy_partial(stream, logits, targets, owned, out);
+}
+
+void Device::cross_entropy_merge(Stream& stream, const CrossEntropyState& other, const CrossEntropyState& into) {
+  const Check check(*this, Primitive::cross_entropy);
+  check.column_of({"into.max", &into.max}, {{"into.sum", &into.sum}, {"into.target", &into.target},
+                                            {"other.max", &other.max}, {"other.sum", &other.sum},
+                                            {"other.target", &other.target}});
+  if (into.max.elements() > 0) do_cross_entropy_merge(stream, other, into);
+}
+
+void Device::cross_entropy_finish(Stream& stream, const CrossEntropyState& state, const Tensor& loss) {
+  const Check check(*this, Primitive::cross_entropy);
+  check.column_of({"max", &state.max}, {{"sum", &state.sum}, {"target", &state.target}, {"loss", &loss}});
+  if (loss.elements() > 0) do_cross_entropy_finish(stream, state, loss);
 }
 
 }  // namespace shardcheck

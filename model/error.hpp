@@ -25,6 +25,12 @@ class ShapeError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A call of a device's library failed, or a kernel did what no kernel may do: exit code 3.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 /// Ranks disagree about a collective, wait for each other, or one of them died.
 class CommError : public std::runtime_error {
  public:

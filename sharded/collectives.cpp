@@ -62,7 +62,7 @@ Tensor run_collective(const Instruction& instruction, RankContext& context, cons
   // What travels is the input's dtype; a wider or narrower output is one more rounding, after the collective.
   const Tensor received = input.dtype == out.dtype
                               ? out
-                              : context.device().allocate(input.dtype, out.rows, out.cols);
+                              : context.device().allocate(context.stream(), input.dtype, out.rows, out.cols);
   switch (step.kind) {
     case Kind::all_reduce:
       group.all_reduce(context.stream(), input, spec, received, site);

@@ -78,6 +78,8 @@ class Op {
                                   const std::vector<Tensor>& inputs) const = 0;
   /// What the rows of the outputs are.
   virtual ValueRows rows() const { return ValueRows::tokens; }
+  /// True if it computes what the built-in op of its name does, so that a fused op may stand for it (sharded/fusion.hpp).
+  virtual bool fusible() const { return false; }
 };
 
 /// Ops by name. A value that is passed in: a user's op is one `add`.
@@ -91,7 +93,7 @@ class Registry {
   std::map<std::string, std::unique_ptr<const Op>, std::less<>> ops_;
 };
 
-/// embedding, linear, bias, rms_norm, layer_norm, rope, split, cache, attention, gate, unary, add.
+/// embedding, linear, bias, rms_norm, layer_norm, rope, split, cache, attention, gate, unary, add, add_rms_norm.
 Registry builtin_ops();
 
 }  // namespace shardcheck

@@ -41,6 +41,7 @@ struct Instruction {
   std::vector<int> inputs, outputs;  // indices into Program::values
   Attributes attributes;             // of the node
   bool adds_bias = false;            // linear: the bias is added before the one rounding
+  std::vector<Instruction> parts;    // of a fused one: the instructions that it stands for, in order
 };
 
 /// A rule that a plan broke. With --force the required placement is assumed and the program goes on.

@@ -80,8 +80,8 @@ SequenceCache& RankContext::cache(const std::string& attention, std::int64_t seq
   SequenceCache& slot = caches_[{attention, sequence}];
   if (!slot.k) {
     const std::int64_t capacity = capacity_.at(static_cast<std::size_t>(sequence));
-    slot.k = device_.allocate(settings_.storage, capacity, kv_features);
-    slot.v = device_.allocate(settings_.storage, capacity, kv_features);
+    slot.k = device_.allocate(*stream_, settings_.storage, capacity, kv_features);
+    slot.v = device_.allocate(*stream_, settings_.storage, capacity, kv_features);
     device_.poison(*stream_, slot.k);
     device_.poison(*stream_, slot.v);
   }
@@ -91,8 +91,8 @@ SequenceCache& RankContext::cache(const std::string& attention, std::int64_t seq
 void RankContext::begin_step(const Step& step) {
   step_ = &step;
   position_values_ = step.positions();
-  ids_ = device_.allocate(DType::i64, 1, step.tokens());
-  positions_ = device_.allocate(DType::i64, 1, step.tokens());
+  ids_ = device_.allocate(*stream_, DType::i64, 1, step.tokens());
+  positions_ = device_.allocate(*stream_, DType::i64, 1, step.tokens());
   if (device_.has_values()) {
     device_.upload(*stream_, row_of_ids(step.ids), ids_);
     device_.upload(*stream_, row_of_ids(position_values_), positions_);
@@ -106,8 +106,8 @@ std::pair<Tensor, Tensor> RankContext::rope_table() {
     const DType dtype = accumulate_dtype(settings_.storage);
     const auto rows = static_cast<std::int64_t>(position_values_.size());
     const std::int64_t cols = config.head_dim / 2;
-    cos_ = device_.allocate(dtype, rows, cols);
-    sin_ = device_.allocate(dtype, rows, cols);
+    cos_ = device_.allocate(*stream_, dtype, rows, cols);
+    sin_ = device_.allocate(*stream_, dtype, rows, cols);
     if (device_.has_values()) {
       const std::vector<double> frequency = rope_angles_per_position(config);
       std::vector<double> cos, sin;
@@ -137,7 +137,7 @@ Extent RankContext::extent(int value) const {
 
 Tensor RankContext::allocate(int value) {
   const Extent local = extent(value);
-  return device_.allocate(local.dtype, local.rows, local.cols);
+  return device_.allocate(*stream_, local.dtype, local.rows, local.cols);
 }
 
 Range visible_keys(const StepSequence& sequence, std::int64_t window) {

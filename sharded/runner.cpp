@@ -10,6 +10,8 @@
 
 #include "model/error.hpp"
 #include "sharded/collectives.hpp"
+#include "sharded/comm/turn.hpp"
+#include "sharded/run_parcel.hpp"
 
 namespace shardcheck {
 namespace {
@@ -26,9 +28,15 @@ class RankRun {
     values_.clear();
     begin_wiring(instructions);
     last_use_ = last_uses(instructions);
-    for (order_ = 0; order_ < static_cast<int>(instructions.size()); ++order_) {
-      execute(instructions[static_cast<std::size_t>(order_)]);
+    try {
+      for (order_ = 0; order_ < static_cast<int>(instructions.size()); ++order_) {
+        execute(instructions[static_cast<std::size_t>(order_)]);
+      }
+    } catch (...) {
+      deliver_taps();
+      throw;
     }
+    deliver_taps();
     end_wiring();
   }
 
@@ -37,9 +45,10 @@ class RankRun {
 
  private:
   struct Checked {
-    std::int64_t producer_slot, consumer_slot;
+    std::int64_t producer_slot, other_slot;
     int value;
-    const Instruction* consumer;
+    const Instruction* consumer;  // that read it; or null, and
+    const Instruction* part;      // of the fused instruction that made it: what made it again
   };
 
   void execute(const Instruction& instruction) {
@@ -63,6 +72,7 @@ class RankRun {
       hash_output(index, outputs[i]);
       tap(index, outputs[i]);
     }
+    if (wiring_) check_parts(instruction);
     if (interposer != nullptr) {
       interposer->between(context_, instruction, outputs);
       for (std::size_t i = 0; i < outputs.size(); ++i) values_[instruction.outputs[i]] = outputs[i];
@@ -113,9 +123,19 @@ class RankRun {
     if (options_.taps == nullptr || !context_.device().has_values()) return;
     const Value& value = context_.program().value(index);
     if (!options_.taps->wants(value.name)) return;
-    const TapInfo info{value.name, context_.step().phase, context_.step().index, context_.rank(),
-                       &value.layout};
-    options_.taps->take(info, context_.device().to_host(context_.stream(), tensor));
+    // Only started here: waiting would hide a missing wait of the program's own.
+    tapped_.emplace_back(index, context_.device().start_read(context_.stream(), tensor));
+    if (!context_.device().returns_early()) deliver_taps();
+  }
+
+  void deliver_taps() {
+    for (auto& [index, read] : tapped_) {
+      const Value& value = context_.program().value(index);
+      const TapInfo info{value.name, context_.step().phase, context_.step().index, context_.rank(),
+                         &value.layout};
+      options_.taps->take(info, read->take());
+    }
+    tapped_.clear();
   }
 
   void begin_wiring(const std::vector<Instruction>& instructions) {
@@ -127,8 +147,10 @@ class RankRun {
     std::int64_t slots = 0;
     for (const Instruction& instruction : instructions) {
       slots += static_cast<std::int64_t>(instruction.inputs.size() + instruction.outputs.size());
+      for (const Instruction& part : instruction.parts)
+        slots += static_cast<std::int64_t>(part.outputs.size());
     }
-    slots_ = context_.device().allocate(DType::u64, 1, slots);
+    slots_ = context_.device().allocate(context_.stream(), DType::u64, 1, slots);
   }
   void hash_output(int index, const Tensor& tensor) {
     if (!wiring_) return;
@@ -137,8 +159,21 @@ class RankRun {
   }
   void hash_input(const Instruction& consumer, int index, const Tensor& tensor) {
     if (!wiring_ || producer_slot_.find(index) == producer_slot_.end()) return;
-    checked_.push_back({producer_slot_.at(index), next_slot_, index, &consumer});
+    checked_.push_back({producer_slot_.at(index), next_slot_, index, &consumer, nullptr});
     context_.device().hash(context_.stream(), tensor, slots_, next_slot_++);
+  }
+  /// Runs what a fused instruction stands for, each part from what the fused one gave, and hashes it: the bits are the same.
+  void check_parts(const Instruction& fused) {
+    for (const Instruction& part : fused.parts) {
+      std::vector<Tensor> inputs;
+      for (const int index : part.inputs) inputs.push_back(input(index));
+      const std::vector<Tensor> outputs = part.op->run(part, context_, inputs);
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const int index = part.outputs[i];
+        checked_.push_back({producer_slot_.at(index), next_slot_, index, nullptr, &part});
+        context_.device().hash(context_.stream(), outputs[i], slots_, next_slot_++);
+      }
+    }
   }
   void end_wiring() {
     if (!wiring_) return;
@@ -148,11 +183,13 @@ class RankRun {
     for (const Checked& check : checked_) {
       ++checks_;
       if (values[static_cast<std::size_t>(check.producer_slot)] ==
-          values[static_cast<std::size_t>(check.consumer_slot)]) {
+          values[static_cast<std::size_t>(check.other_slot)]) {
         continue;
       }
       mismatches_.push_back({context_.rank(), context_.step().phase, context_.step().index,
-                             context_.program().value(check.value).name, check.consumer->site});
+                             context_.program().value(check.value).name,
+                             check.consumer != nullptr ? check.consumer->site : "",
+                             check.part != nullptr ? std::string(check.part->op->name()) : ""});
     }
   }
 
@@ -160,6 +197,7 @@ class RankRun {
   const RunOptions& options_;
   std::vector<WiringMismatch>& mismatches_;
   std::map<int, Tensor> values_;
+  std::vector<std::pair<int, std::unique_ptr<HostRead>>> tapped_;
   std::map<int, int> last_use_;
   int order_ = 0;
   bool wiring_ = false;
@@ -168,6 +206,15 @@ class RankRun {
   std::map<int, std::int64_t> producer_slot_;
   std::vector<Checked> checked_;
 };
+
+/// Ranks end where the first of them can't go on.
+void earliest(std::optional<RunEnd>& end, RunEnd other) {
+  if (!end || other.order < end->order) {
+    end = std::move(other);
+  } else if (end->order == other.order) {
+    end->ranks.insert(end->ranks.end(), other.ranks.begin(), other.ranks.end());
+  }
+}
 
 }  // namespace
 
@@ -192,22 +239,26 @@ RunResult run_program(const Program& program, World& world, std::span<Device* co
   std::vector<std::vector<WiringMismatch>> mismatches(ranks);
   std::vector<std::int64_t> checks(ranks, 0);
   const std::vector<std::int64_t> capacity = sequence_capacity(steps);
+  std::optional<TapRelay> relay;  // to the process that judges
+  if (options.taps != nullptr && !world.judges()) relay.emplace(*options.taps);
+  RunOptions own = options;
+  if (relay) own.taps = &*relay;
   std::mutex end_mutex;
   std::optional<RunEnd> end;
   const auto note_end = [&](int rank, int order, const Step& step, const char* message) {
     const std::lock_guard lock(end_mutex);
     const std::string site = program.instructions.at(step.phase)[static_cast<std::size_t>(order)].site;
-    if (!end || order < end->order) end = RunEnd{site, order, step.phase, step.index, {}, message};
-    if (end->order == order) end->ranks.push_back(rank);
+    earliest(end, RunEnd{site, order, step.phase, step.index, {rank}, message});
   };
 
   const auto body = [&](int rank) {
     const auto r = static_cast<std::size_t>(rank);
     Device& device = *devices[devices.size() == 1 ? 0 : r];
+    const Turn turn(device);
     RankContext context(program, rank, device, world, weights, settings, capacity);
     if (options.interposer != nullptr) options.interposer->prepare(context);
     if (options.inspect) options.inspect(context);
-    RankRun run(context, options, mismatches[r]);
+    RankRun run(context, own, mismatches[r]);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       try {
         run.step(steps[i]);
@@ -224,14 +275,30 @@ RunResult run_program(const Program& program, World& world, std::span<Device* co
     result.ledgers[r] = std::move(context.ledger());
   };
 
+  std::string stopped;
   try {
     world.run(body);
   } catch (const ShapeError&) {
     if (!program.forced_shapes) throw;
   } catch (const CommError& error) {
     if (!program.forced_shapes) throw;
-    if (!end) end = RunEnd{"", 0, steps[0].phase, steps[0].index, {}, error.what()};
+    stopped = error.what();
   }
+  std::string mine;
+  for (int rank = 0; rank < program.mesh.ranks() && !world.judges(); ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    if (world.runs(rank)) mine = pack_part({rank, result.ledgers[r], mismatches[r], checks[r], end}, relay ? &*relay : nullptr);
+  }
+  for (const std::string& bytes : world.gather(std::move(mine))) {
+    if (bytes.empty()) continue;  // this process's own
+    RankPart part = unpack_part(bytes, program, options.taps);
+    const auto r = static_cast<std::size_t>(part.rank);
+    result.ledgers[r] = std::move(part.ledger);
+    mismatches[r] = std::move(part.wiring);
+    checks[r] = part.wiring_checks;
+    if (part.ended) earliest(end, std::move(*part.ended));
+  }
+  if (!stopped.empty() && !end) end = RunEnd{"", 0, steps[0].phase, steps[0].index, {}, stopped};
   if (end) std::sort(end->ranks.begin(), end->ranks.end());
   result.ended = end;
   for (std::size_t rank = 0; rank < ranks; ++rank) {

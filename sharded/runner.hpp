@@ -38,12 +38,14 @@ class Interposer {
   }
 };
 
-/// A value whose bytes differed between its producer and a consumer.
+/// A value whose bytes differed between its producer and a consumer; or that a fused instruction made, and whose bytes
+/// are not those that the one of its parts makes from the same inputs.
 struct WiringMismatch {
   int rank = 0;
   Phase phase = Phase::prefill;
   int step = 0;
   std::string value, consumer;
+  std::string part;  // of a fused instruction: the op that gives other bytes, and no consumer; else empty
 };
 
 /// Where a forced program could not go on, because local shapes don't fit.

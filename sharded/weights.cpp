@@ -12,6 +12,22 @@ namespace {
 /// Rows read at a time while a weight is rounded: bounds the f64 copy.
 constexpr std::int64_t kElementsAtOnce = 1 << 20;
 
+/// The given rows and columns of a matrix, in the order of the ranges, dense.
+HostTensor slice(const HostTensor& whole, const Ranges& rows, const Ranges& cols) {
+  HostTensor part(whole.dtype(), {total(rows), total(cols)});
+  const auto element = static_cast<std::int64_t>(element_size(whole.dtype()));
+  std::byte* out = part.mutable_data();
+  for (const Range& row_range : rows) {
+    for (std::int64_t row = row_range.begin; row < row_range.end; ++row) {
+      for (const Range& col_range : cols) {
+        const std::int64_t bytes = col_range.size() * element;
+        out = std::copy_n(whole.data() + (row * whole.cols() + col_range.begin) * element, bytes, out);
+      }
+    }
+  }
+  return part;
+}
+
 }  // namespace
 
 WeightStore::WeightStore(const Model& model, DType storage) : model_(model), storage_(storage) {
@@ -82,12 +98,15 @@ void WeightStore::load_all(int threads, const std::function<void(double)>& progr
 
 Tensor WeightStore::shard(const std::string& tensor, const Ranges& rows, const Ranges& cols,
                           Device& device, Stream& stream) {
-  if (!device.has_values()) return device.allocate(storage_, total(rows), total(cols));
+  if (!device.has_values()) return device.allocate(stream, storage_, total(rows), total(cols));
+  if (!device.shares_host_memory()) {
+    return device.adopt(stream, slice(whole(tensor), rows, cols));
+  }
   const Tensor whole_tensor = device.adopt(stream, whole(tensor));
   if (rows.size() == 1 && cols.size() == 1) {
     return whole_tensor.row_range(rows[0].begin, rows[0].end).col_range(cols[0].begin, cols[0].end);
   }
-  const Tensor copy = device.allocate(storage_, total(rows), total(cols));
+  const Tensor copy = device.allocate(stream, storage_, total(rows), total(cols));
   std::int64_t row = 0;
   for (const Range& row_range : rows) {
     std::int64_t col = 0;

@@ -28,7 +28,7 @@ class WeightStore {
   void load_all(int threads, const std::function<void(double)>& progress = {});
 
   /// The given rows and columns of a weight on a device, in the order of the ranges. One range each: a view where the
-  /// device can read host memory; else a copy. On a device without values: shapes alone.
+  /// device can read host memory; else a copy of that part alone. On a device without values: shapes alone.
   Tensor shard(const std::string& tensor, const Ranges& rows, const Ranges& cols, Device& device,
                Stream& stream);
 

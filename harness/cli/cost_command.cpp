@@ -9,6 +9,7 @@
 #include "harness/cost_report.hpp"
 #include "harness/trace.hpp"
 #include "model/error.hpp"
+#include "sharded/fusion.hpp"
 #include "sim/algorithm.hpp"
 
 namespace shardcheck::cli {
@@ -20,7 +21,7 @@ struct CostArguments {
   std::vector<std::string> phases{"prefill,decode"}, links;
   std::string dtype = "bf16", wire, gpu = "h100", json;
   std::int64_t batch = 1, sequence = 4096;
-  bool force = false;
+  bool force = false, fuse = false;
 };
 
 int run(const CostArguments& a) {
@@ -53,6 +54,7 @@ int run(const CostArguments& a) {
   report.wire = std::string(name(options.settings.wire));
   report.batch = a.batch;
   report.sequence = a.sequence;
+  report.fused = a.fuse;
   report.gpu = sim::load_gpu(a.gpu);
   if (a.links.empty()) report.links = sim::shipped_links();
   for (const std::string& link : split(a.links)) report.links.push_back(sim::load_link(link));
@@ -60,12 +62,13 @@ int run(const CostArguments& a) {
   report.algorithm_constants = algorithms.constants();
   std::vector<sim::RunLoad> runs;
   for (const Mesh& mesh : meshes) {
-    const Program program = build_program(model, resolve(plan, model, mesh), parts.ops);
+    Program program = build_program(model, resolve(plan, model, mesh), parts.ops);
     if (!program.findings.empty() && !a.force) {
       fmt::print("{}The plan is not legal; --force costs it all the same.\n",
                  findings_text(program.findings, plan.origin));
       return 1;
     }
+    if (a.fuse) program = fuse(program, parts.ops);
     for (const Phase phase : phases) runs.push_back(trace(model, program, phase, options, parts));
   }
   report.rows = sim::costs(runs, report.links, report.gpu, algorithms);
@@ -102,6 +105,8 @@ void add_cost(CLI::App& app, int& exit_code) {
       ->add_option("--link", a->links,
                    "a link file or a shipped link's name (repeatable; default: all)")
       ->type_name("LINK");
+  command->add_flag("--fuse", a->fuse,
+                    "each residual add in one pass with the RMSNorm that reads it");
   command->add_flag("--force", a->force, "cost a plan that breaks placement rules");
   command->add_option("--json", a->json, "write the report, schema shardcheck.cost/1")
       ->type_name("FILE");

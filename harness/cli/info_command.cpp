@@ -15,8 +15,12 @@ void add_info(CLI::App& app, int& exit_code) {
   command->footer("");
   command->callback([&exit_code] {
     const VerifyParts parts = builtin_parts();
-    fmt::print("devices        {}\n", fmt::join(parts.devices.kinds(), ", "));
-    fmt::print("communicators  {}\n", fmt::join(parts.worlds.kinds(), ", "));
+    for (const std::string& kind : parts.devices.kinds()) {
+      fmt::print("device {:<7} {}\n", kind, parts.devices.describe(kind));
+    }
+    for (const std::string& kind : parts.worlds.kinds()) {
+      fmt::print("ranks {:<8} {}\n", kind, parts.worlds.describe(kind));
+    }
     fmt::print("ops            {}\n", fmt::join(parts.ops.names(), ", "));
     for (const Gate gate : kGates) fmt::print("gate {:<9} {}\n", name(gate), description(gate));
     fmt::print("files          {}\n", share_directory().string());

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <exception>
+#include <thread>
 
 #include "harness/cli/commands.hpp"
 #include "harness/cli/cpu_check.hpp"
 #include "harness/cli/usage.hpp"
 #include "model/error.hpp"
+#include "sharded/comm/launch.hpp"
 
 int main(int argc, char** argv) {
   const std::string cpu = shardcheck::cpu_problem(shardcheck::kCpuFeaturesNeeded,
@@ -34,21 +37,27 @@ int main(int argc, char** argv) {
   shardcheck::cli::add_compare(app, exit_code);
   shardcheck::cli::add_cost(app, exit_code);
   shardcheck::cli::add_info(app, exit_code);
+  const auto complain = [](const std::string& message) {
+    // Under mpirun all processes have the same to say. The first one says it, and its exit ends the job; another speaks
+    // only where the first has nothing to complain of.
+    if (shardcheck::detect_launch().process > 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+    fmt::print(stderr, "shardcheck: {}\n", message);
+  };
   try {
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fmt::print(stderr, "shardcheck: {}\n", shardcheck::cli::usage_message(app, error));
+    complain(shardcheck::cli::usage_message(app, error));
     return 2;
   } catch (const shardcheck::InputError& error) {
-    fmt::print(stderr, "shardcheck: {}\n", error.what());
+    complain(error.what());
     return 2;
   } catch (const shardcheck::PlacementError& error) {
-    fmt::print(stderr, "shardcheck: {}\n", error.what());
+    complain(error.what());
     return 1;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "shardcheck: a fault of the program: {}\n", error.what());
+    complain(fmt::format("a fault of the program: {}", error.what()));
     return 3;
   }
 }

@@ -18,7 +18,7 @@ struct VerifyArguments {
   std::int64_t tokens = 16, batch = 1, steps = 8, chunk = 0;
   std::uint64_t seed = 1;
   std::string ids, wire, order = "ring", hop = "wire", device = "cpu", dump, json;
-  bool force = false;
+  bool force = false, fuse = false;
 };
 
 std::string repro(const VerifyArguments& a) {
@@ -37,6 +37,7 @@ std::string repro(const VerifyArguments& a) {
   if (a.order != "ring") text += " --order " + a.order;
   if (a.hop != "wire") text += " --hop " + a.hop;
   if (a.device != "cpu") text += " --device " + a.device;
+  if (a.fuse) text += " --fuse";
   if (a.force) text += " --force";
   return text;
 }
@@ -71,11 +72,13 @@ int run(const VerifyArguments& a) {
   options.inputs = {a.tokens, a.batch, parse_lengths(a.lengths), a.ids, a.seed, a.steps, a.chunk};
   options.device = a.device;
   options.force = a.force;
+  options.fuse = a.fuse;
   options.dump = a.dump;
   options.repro = repro(a);
   options.progress = terminal_progress();
   const Model model = a.model.load();
   const VerifyReport report = verify(model, plan, options, builtin_parts());
+  if (!report.judged) return 0;
   if (!report.findings.empty()) fmt::print("{}\n", findings_text(report.findings, plan.origin));
   if (!report.ran) {
     fmt::print(
@@ -148,6 +151,9 @@ void add_verify(CLI::App& app, int& exit_code) {
                    "what runs the sharded program; shardcheck info lists the kinds")
       ->type_name("KIND")
       ->capture_default_str();
+  command->add_flag(
+      "--fuse", a->fuse,
+      "run each residual add in one pass with the RMSNorm that reads it; both are judged");
   command->add_flag("--force", a->force,
                     "run a plan that breaks placement rules, to see what that does");
   command

@@ -21,18 +21,32 @@ class CpuStream final : public Stream {
   void synchronize() override {}
 };
 
+class CpuEvent final : public Event {};
+
+class CpuRead final : public HostRead {
+ public:
+  explicit CpuRead(HostTensor host) : host_(std::move(host)) {}
+  HostTensor take() override { return std::move(host_); }
+
+ private:
+  HostTensor host_;
+};
+
 class CpuDevice final : public Device {
  public:
   std::string_view kind() const override { return "cpu"; }
   bool has_values() const override { return true; }
+  bool shares_host_memory() const override { return true; }
   Arithmetic arithmetic(Primitive, DType storage) const override {
     const DType accumulate = accumulate_dtype(storage);
     return {.accumulate = accumulate, .fraction_bits = info(accumulate).precision};
   }
 
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
+  std::unique_ptr<Event> record(Stream&) override { return std::make_unique<CpuEvent>(); }
+  void wait(Stream&, const Event&) override {}
 
-  Tensor allocate(DType dtype, std::int64_t rows, std::int64_t cols) override {
+  Tensor allocate(Stream&, DType dtype, std::int64_t rows, std::int64_t cols) override {
     if (rows < 0 || cols < 0) {
       throw ShapeError(fmt::format("allocate: extents must not be negative; got [{}, {}]", rows, cols));
     }
@@ -52,15 +66,14 @@ class CpuDevice final : public Device {
     copy(stream, adopt(stream, host), out);
   }
 
-  HostTensor to_host(Stream& stream, const Tensor& tensor) override {
+  std::unique_ptr<HostRead> start_read(Stream& stream, const Tensor& tensor) override {
     check_here("to_host", tensor);
-    stream.synchronize();
     HostTensor host(tensor.dtype, {tensor.rows, tensor.cols});
-    if (tensor.elements() == 0) return host;
-    const Tensor dense = allocate(tensor.dtype, tensor.rows, tensor.cols);
+    if (tensor.elements() == 0) return std::make_unique<CpuRead>(std::move(host));
+    const Tensor dense = allocate(stream, tensor.dtype, tensor.rows, tensor.cols);
     cpu::copy(tensor, dense);
     std::memcpy(host.mutable_data(), cpu::address(dense, 0, 0), host.bytes());
-    return host;
+    return std::make_unique<CpuRead>(std::move(host));
   }
 
   void hash(Stream&, const Tensor& tensor, const Tensor& slots, std::int64_t index) override {
@@ -107,8 +120,7 @@ class CpuDevice final : public Device {
   void do_unary(Stream&, UnaryKind kind, const Tensor& x, const Tensor& out) override { cpu::unary(kind, x, out); }
   void do_add(Stream&, const Tensor& a, const Tensor& b, const Tensor& out) override { cpu::add(a, b, out); }
   void do_bias(Stream&, const Tensor& x, const Tensor& bias, const Tensor& out) override { cpu::bias(x, bias, out); }
-  void do_embedding(Stream&, const Tensor& ids, const Tensor& table,
-                    std::span<const std::pair<std::int64_t, std::int64_t>> owned, const Tensor& out) override {
+  void do_embedding(Stream&, const Tensor& ids, const Tensor& table, OwnedRanges owned, const Tensor& out) override {
     cpu::embedding(ids, table, owned, out);
   }
   void do_cast(Stream&, const Tensor& in, const Tensor& out) override { cpu::cast(in, out); }
@@ -116,6 +128,24 @@ class CpuDevice final : public Device {
   void do_reduce_n(Stream&, std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first,
                    std::int64_t total, const Tensor& out) override {
     cpu::reduce_n(terms, spec, first, total, out);
+  }
+  void do_add_rms_norm(Stream&, const Tensor& a, const Tensor& b, const Tensor& weight, double eps, const Tensor& sum,
+                       const Tensor& out) override {
+    cpu::add(a, b, sum);
+    cpu::rms_norm(sum, weight, eps, out);
+  }
+  void do_argmax(Stream&, const Tensor& x, OwnedRanges owned, const Tensor& value, const Tensor& index) override {
+    cpu::argmax(x, owned, value, index);
+  }
+  void do_cross_entropy_partial(Stream&, const Tensor& logits, const Tensor& targets, OwnedRanges owned,
+                                const CrossEntropyState& out) override {
+    cpu::cross_entropy_partial(logits, targets, owned, out);
+  }
+  void do_cross_entropy_merge(Stream&, const CrossEntropyState& other, const CrossEntropyState& into) override {
+    cpu::cross_entropy_merge(other, into);
+  }
+  void do_cross_entropy_finish(Stream&, const CrossEntropyState& state, const Tensor& loss) override {
+    cpu::cross_entropy_finish(state, loss);
   }
 
  private:

@@ -40,7 +40,7 @@ std::uint64_t poison_bits(DType dtype) {
 }
 
 /// Row of the local table that holds `id`, or -1.
-std::int64_t local_row(std::int64_t id, std::span<const std::pair<std::int64_t, std::int64_t>> owned) {
+std::int64_t local_row(std::int64_t id, OwnedRanges owned) {
   std::int64_t rows_before = 0;
   for (const auto& [begin, end] : owned) {
     if (id >= begin && id < end) return rows_before + id - begin;
@@ -64,8 +64,7 @@ void copy(const Tensor& in, const Tensor& out) {
   });
 }
 
-void embedding(const Tensor& ids, const Tensor& table,
-               std::span<const std::pair<std::int64_t, std::int64_t>> owned, const Tensor& out) {
+void embedding(const Tensor& ids, const Tensor& table, OwnedRanges owned, const Tensor& out) {
   for (std::int64_t m = 0; m < out.rows; ++m) {
     const Tensor out_row = out.row_range(m, m + 1);
     const std::int64_t row = local_row(*address_as<const std::int64_t>(ids, 0, m), owned);

@@ -25,8 +25,12 @@ void unary(UnaryKind kind, const Tensor& x, const Tensor& out);
 void add(const Tensor& a, const Tensor& b, const Tensor& out);
 void bias(const Tensor& x, const Tensor& bias, const Tensor& out);
 void cast(const Tensor& in, const Tensor& out);
-void embedding(const Tensor& ids, const Tensor& table,
-               std::span<const std::pair<std::int64_t, std::int64_t>> owned, const Tensor& out);
+void embedding(const Tensor& ids, const Tensor& table, OwnedRanges owned, const Tensor& out);
+void argmax(const Tensor& x, OwnedRanges owned, const Tensor& value, const Tensor& index);
+void cross_entropy_partial(const Tensor& logits, const Tensor& targets, OwnedRanges owned,
+                           const CrossEntropyState& out);
+void cross_entropy_merge(const CrossEntropyState& other, const CrossEntropyState& into);
+void cross_entropy_finish(const CrossEntropyState& state, const Tensor& loss);
 void copy(const Tensor& in, const Tensor& out);
 void poison(const Tensor& out);
 void reduce_n(std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first, std::int64_t total,

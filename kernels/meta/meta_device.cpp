@@ -15,6 +15,8 @@ class MetaStream final : public Stream {
   void synchronize() override {}
 };
 
+class MetaEvent final : public Event {};
+
 class MetaDevice final : public Device {
  public:
   std::string_view kind() const override { return "meta"; }
@@ -25,20 +27,22 @@ class MetaDevice final : public Device {
   }
 
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<MetaStream>(); }
-  Tensor allocate(DType dtype, std::int64_t rows, std::int64_t cols) override {
+  std::unique_ptr<Event> record(Stream&) override { return std::make_unique<MetaEvent>(); }
+  void wait(Stream&, const Event&) override {}
+  Tensor allocate(Stream&, DType dtype, std::int64_t rows, std::int64_t cols) override {
     return {.device = this, .storage = nullptr, .dtype = dtype, .rows = rows, .cols = cols, .row_stride = cols};
   }
-  Tensor adopt(Stream&, const HostTensor& host) override {
+  Tensor adopt(Stream& stream, const HostTensor& host) override {
     if (host.shape().size() != 1 && host.shape().size() != 2) {
       throw ShapeError(fmt::format("adopt: a device tensor is a vector or a matrix; got shape {}",
                                    to_string(host.shape())));
     }
-    return allocate(host.dtype(), host.rows(), host.cols());
+    return allocate(stream, host.dtype(), host.rows(), host.cols());
   }
   void upload(Stream& stream, const HostTensor& host, const Tensor& out) override {
     copy(stream, adopt(stream, host), out);
   }
-  HostTensor to_host(Stream&, const Tensor& tensor) override {
+  std::unique_ptr<HostRead> start_read(Stream&, const Tensor& tensor) override {
     throw std::logic_error(fmt::format("meta: a tensor [{}, {}] has a shape but no values to read; ask has_values()",
                                        tensor.rows, tensor.cols));
   }
@@ -59,12 +63,18 @@ class MetaDevice final : public Device {
   void do_unary(Stream&, UnaryKind, const Tensor&, const Tensor&) override {}
   void do_add(Stream&, const Tensor&, const Tensor&, const Tensor&) override {}
   void do_bias(Stream&, const Tensor&, const Tensor&, const Tensor&) override {}
-  void do_embedding(Stream&, const Tensor&, const Tensor&, std::span<const std::pair<std::int64_t, std::int64_t>>,
-                    const Tensor&) override {}
+  void do_embedding(Stream&, const Tensor&, const Tensor&, OwnedRanges, const Tensor&) override {}
   void do_cast(Stream&, const Tensor&, const Tensor&) override {}
   void do_copy(Stream&, const Tensor&, const Tensor&) override {}
   void do_reduce_n(Stream&, std::span<const Tensor>, const ReduceSpec&, std::int64_t, std::int64_t,
                    const Tensor&) override {}
+  void do_add_rms_norm(Stream&, const Tensor&, const Tensor&, const Tensor&, double, const Tensor&,
+                       const Tensor&) override {}
+  void do_argmax(Stream&, const Tensor&, OwnedRanges, const Tensor&, const Tensor&) override {}
+  void do_cross_entropy_partial(Stream&, const Tensor&, const Tensor&, OwnedRanges,
+                                const CrossEntropyState&) override {}
+  void do_cross_entropy_merge(Stream&, const CrossEntropyState&, const CrossEntropyState&) override {}
+  void do_cross_entropy_finish(Stream&, const CrossEntropyState&, const Tensor&) override {}
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // Do the ranks that met mean the same collective?
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,9 @@ namespace shardcheck {
 struct Post {
   Call call;
   Tensor in, out;
+  // Where ranks meet by events: the rank's stream up to its call, and after it has filled its out.
+  std::shared_ptr<const Event> ready = nullptr;
+  std::shared_ptr<std::unique_ptr<Event>> filled = nullptr;
 };
 
 /// Empty if all posts belong together; else one sentence that says what differs, with every rank's call and value.

@@ -35,7 +35,7 @@ struct Call {
   int peer_member = -1;     // broadcast's root, send's receiver, recv's sender: index in the group
   int peer = -1;            // the same as a rank of the world
   std::string_view device;  // kind of device
-  std::uint64_t sequence = 0;  // calls that this communicator had before
+  std::uint64_t sequence = 0;  // collectives of the whole group that this communicator had before
   std::int64_t own_bytes = 0;  // of this rank's input
   CallSite site;
   std::string defect;  // what this rank's own operands get wrong; empty if nothing

@@ -73,22 +73,53 @@ class World {
   /// waits and no group is complete, or a rank has returned while others wait for it, all waiting ranks throw CommError
   /// with all call sites; it is rethrown as it is, as is one about ranks that disagree.
   virtual void run(const std::function<void(int rank)>& body) = 0;
+
+  // ---- where ranks are processes, each of them runs the same program and sees its own rank's results ----
+  /// True if this process runs this rank.
+  virtual bool runs(int rank) const { return 0 <= rank && rank < mesh().ranks(); }
+  /// True in the process to which gather brings what the others have: it alone judges and prints.
+  virtual bool judges() const { return true; }
+  /// To be called by every process after a run. In the one that judges: what each process that runs ranks passed, in the
+  /// order of their ranks. Elsewhere nothing.
+  virtual std::vector<std::string> gather(std::string bytes) { return {std::move(bytes)}; }
+
+  /// What a report must say of how this world moves data; empty if nothing.
+  virtual std::vector<std::string> notes() const { return {}; }
+};
+
+/// One kind of communicator.
+struct WorldKind {
+  /// Throws InputError if this mesh can't run on it here.
+  std::function<std::unique_ptr<World>(const Mesh&)> make;
+  /// What there is of it here: a sentence for `shardcheck info`. Never throws.
+  std::function<std::string()> describe;
 };
 
 /// Kinds of communicator by name. A value that is passed in: a new kind is one `add`.
 class WorldRegistry {
  public:
-  using Factory = std::function<std::unique_ptr<World>(const Mesh&)>;
-  void add(std::string kind, Factory factory) { factories_[std::move(kind)] = std::move(factory); }
+  void add(std::string kind, WorldKind entry) { entries_[std::move(kind)] = std::move(entry); }
   std::unique_ptr<World> make(const std::string& kind, const Mesh& mesh) const;  // InputError names the kinds
+  std::string describe(const std::string& kind) const;
   std::vector<std::string> kinds() const;
 
  private:
-  std::map<std::string, Factory> factories_;
+  const WorldKind& entry(const std::string& kind) const;
+
+  std::map<std::string, WorldKind> entries_;
 };
 
-/// "threads": ranks are threads of this process.  "solo": one rank at a time, for devices without values (meta):
-/// checks and records like "threads" but moves nothing and waits for nobody.
+/// "threads": ranks are threads of this process, and data moves by the device's own copies and sums.
+/// "solo": one rank at a time, for devices without values (meta): checks and records like "threads" but moves nothing and
+/// waits for nobody.
+/// "nccl": threads of this process with a GPU each; NCCL moves the data. A module that is opened when it is asked for.
+/// "mpi": ranks are processes started by mpirun; data moves through their hosts. A module too. It ends with the last
+/// world and registry that used it, and can't be started again.
+/// "mpi+nccl": the same with a GPU for each process; NCCL moves the data.
 WorldRegistry builtin_worlds();
+
+/// The kind that suits: `devices` is how many devices of this kind this process can use. Under mpirun "mpi", or
+/// "mpi+nccl" where each process of the machine has a cuda device of its own; "nccl" where each rank has one; else "threads".
+std::string default_world(const std::string& device_kind, int devices, int ranks);
 
 }  // namespace shardcheck

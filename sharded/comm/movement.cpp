@@ -66,6 +66,29 @@ void Movement::carry_out(int share) {
   }
 }
 
+void Movement::fill(int member) {
+  const std::int64_t elements = call_.rows * call_.cols;
+  if (call_.kind == CollectiveKind::all_reduce) {
+    if (elements > 0) reduce(0, elements, member, 0);
+  } else if (call_.kind == CollectiveKind::reduce_scatter && call_.dim != Dim::tokens && elements > 0) {
+    reduce_columns(member);
+  } else {
+    carry_out(member);
+  }
+}
+
+/// The member's columns of the reduction, by way of all columns: one launch in place of one per row and range.
+void Movement::reduce_columns(int member) {
+  const Tensor& out = out_[static_cast<std::size_t>(member)];
+  const Tensor whole = device_.allocate(stream_, call_.dtype, call_.rows, call_.cols);
+  device_.reduce_n(stream_, in_, call_.reduction, 0, whole.elements(), whole);
+  std::int64_t filled = 0;
+  for (const Range& range : call_.part->of(member)) {
+    device_.copy(stream_, whole.col_range(range.begin, range.end), out.col_range(filled, filled + range.size()));
+    filled += range.size();
+  }
+}
+
 /// Elements [begin, end) of the flat whole, reduced over the members, go to the member's out from `out_begin` on.
 void Movement::reduce(std::int64_t begin, std::int64_t end, int member, std::int64_t out_begin) {
   const auto own = static_cast<std::size_t>(member);

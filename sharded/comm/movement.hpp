@@ -21,9 +21,13 @@ class Movement {
   int shares() const { return shares_; }
   /// Enqueues one share on the stream.
   void carry_out(int share);
+  /// Enqueues everything that fills one member's out and nothing else: another division of the same work, for ranks
+  /// that each have a stream.
+  void fill(int member);
 
  private:
   void all_reduce(int block);
+  void reduce_columns(int member);
   void reduce_scatter(int member);
   void all_gather(int member);
   void all_to_all(int member);

@@ -12,10 +12,26 @@
 namespace shardcheck {
 namespace {
 
-/// Throws if `error` is an E and nothing derived from it, whose type would be lost.
+/// A type whose exceptions can be made anew with another message.
+struct Type {
+  /// Of an E and nothing derived from it, whose type would be lost.
+  bool (*is)(const std::exception&);
+  [[noreturn]] void (*raise)(const std::string& message);
+};
+
 template <typename E>
-void rethrow_if(const std::exception& error, const std::string& message) {
-  if (typeid(error) == typeid(E)) throw E(message);
+constexpr Type kType{[](const std::exception& error) { return typeid(error) == typeid(E); },
+                     [](const std::string& message) { throw E(message); }};
+
+constexpr Type kTypes[] = {kType<std::runtime_error>,    kType<InputError>,       kType<PlacementError>,
+                           kType<ShapeError>,            kType<DeviceError>,      kType<CommError>,
+                           kType<std::logic_error>,      kType<std::out_of_range>, kType<std::invalid_argument>};
+
+const Type* type_of(const std::exception& error) {
+  for (const Type& type : kTypes) {
+    if (type.is(error)) return &type;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -24,15 +40,7 @@ void rethrow_with_rank(const std::exception_ptr& exception, int rank) {
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
-    const std::string message = fmt::format("rank {}: {}", rank, error.what());
-    rethrow_if<InputError>(error, message);
-    rethrow_if<PlacementError>(error, message);
-    rethrow_if<ShapeError>(error, message);
-    rethrow_if<CommError>(error, message);
-    rethrow_if<std::runtime_error>(error, message);
-    rethrow_if<std::logic_error>(error, message);
-    rethrow_if<std::invalid_argument>(error, message);
-    rethrow_if<std::out_of_range>(error, message);
+    if (const Type* const type = type_of(error)) type->raise(fmt::format("rank {}: {}", rank, error.what()));
     throw;
   }
 }
@@ -45,6 +53,22 @@ std::string message_of(const std::exception_ptr& exception) {
   } catch (...) {
     return "an exception without a message";
   }
+}
+
+int type_number(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception& error) {
+    const Type* const type = type_of(error);
+    return type == nullptr ? 0 : static_cast<int>(type - kTypes);
+  } catch (...) {
+    return 0;
+  }
+}
+
+void throw_numbered(int type_number, const std::string& message) {
+  const bool known = 0 <= type_number && type_number < static_cast<int>(std::size(kTypes));
+  kTypes[known ? type_number : 0].raise(message);
 }
 
 }  // namespace shardcheck

@@ -13,4 +13,9 @@ namespace shardcheck {
 /// The message of an exception, whatever it is.
 std::string message_of(const std::exception_ptr& exception);
 
+/// For another process: which of the types that rethrow_with_rank keeps, as a number; that of std::runtime_error for
+/// all others.
+int type_number(const std::exception_ptr& exception);
+[[noreturn]] void throw_numbered(int type_number, const std::string& message);
+
 }  // namespace shardcheck

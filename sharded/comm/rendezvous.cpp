@@ -11,6 +11,7 @@
 #include "model/error.hpp"
 #include "sharded/comm/movement.hpp"
 #include "sharded/comm/rank_error.hpp"
+#include "sharded/comm/turn.hpp"
 
 namespace shardcheck {
 namespace {
@@ -46,26 +47,34 @@ std::shared_ptr<Meeting> Rendezvous::meeting(const std::string& group,
   return found;
 }
 
+void Rendezvous::require_running(Meeting& meeting, int member, const Call& call) {
+  if (stopped_) throw_stopped(call);
+  if (rank_of(meeting, member).state == State::running) return;
+  throw CommError(describe(call) + ": ranks can meet only inside of World::run");
+}
+
+void Rendezvous::require_agreement(Meeting& meeting) {
+  std::string text = disagreement(meeting.posts, meeting.members, meeting.group);
+  if (text.empty()) return;
+  stop(-1, std::make_exception_ptr(CommError(text)));
+  throw CommError(text);
+}
+
 void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stream, Post post) {
+  if (device.returns_early()) return meet_by_events(meeting, member, device, stream, std::move(post));
   stream.synchronize();
   const int size = static_cast<int>(meeting.members.size());
   Lock lock(mutex_);
-  if (stopped_) throw_stopped(post.call);
-  if (rank_of(meeting, member).state != State::running) {
-    throw CommError(describe(post.call) + ": ranks can meet only inside of World::run");
-  }
+  require_running(meeting, member, post.call);
   meeting.posts[static_cast<std::size_t>(member)] = std::move(post);
   meeting.present[static_cast<std::size_t>(member)] = true;
 
   if (++meeting.arrived < size) {
     const bool all_have_cores = static_cast<int>(ranks_.size()) <= cores_;
-    if (wait(lock, meeting, member, all_have_cores) == Signal::done) return;
+    if (wait(lock, meeting, member, device, all_have_cores) == Signal::done) return;
     lock.unlock();
   } else {
-    if (std::string text = disagreement(meeting.posts, meeting.members, meeting.group); !text.empty()) {
-      stop(-1, std::make_exception_ptr(CommError(text)));
-      throw CommError(text);
-    }
+    require_agreement(meeting);
     const int helpers = workers_for(meeting) - 1;
     meeting.next_share = 0;
     signal_next(meeting, member, helpers, Signal::work);
@@ -78,16 +87,13 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
     work(meeting, device, stream);
   } catch (...) {
     lock.lock();
-    --meeting.working;
-    stop(meeting.members[static_cast<std::size_t>(member)], std::current_exception());
-    wake_next(meeting, member, size - 1);
-    rank_of(meeting, member).wake.wait(lock, [&] { return meeting.working == 0; });
+    give_up(meeting, member, device, lock);
     throw;
   }
 
   lock.lock();
   if (--meeting.working > 0) {
-    wait(lock, meeting, member, true);  // there are no more workers than cores
+    wait(lock, meeting, member, device, true);  // there are no more workers than cores
     return;
   }
   if (stopped_) {  // by another group's ranks; the members that wait here may leave now
@@ -98,6 +104,95 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
   signal_next(meeting, member, size - 1, Signal::done);
   lock.unlock();
   wake_next(meeting, member, size - 1);
+}
+
+void Rendezvous::confer(Meeting& meeting, int member, Device& device, Post post,
+                        const std::function<void(std::span<const Post>)>& enqueue) {
+  const auto self = static_cast<std::size_t>(member);
+  const int size = static_cast<int>(meeting.members.size());
+  Lock lock(mutex_);
+  require_running(meeting, member, post.call);
+  meeting.posts[self] = std::move(post);
+  meeting.present[self] = true;
+  if (++meeting.arrived < size) {
+    wait(lock, meeting, member, device, false);
+  } else {
+    require_agreement(meeting);
+    meeting.enqueued = 0;
+    signal_next(meeting, member, size - 1, Signal::work);
+    ++meeting.working;
+    wake_next(meeting, member, size - 1);
+  }
+  lock.unlock();
+
+  try {
+    enqueue(meeting.posts);
+  } catch (...) {
+    lock.lock();
+    give_up(meeting, member, device, lock);
+    throw;
+  }
+
+  lock.lock();
+  --meeting.working;
+  if (stopped_) {  // by a peer, or by another group's ranks: the peers may still look at this member's post
+    wake_next(meeting, member, size - 1);
+    await_idle(meeting, member, device, lock);
+    throw_stopped(meeting.posts[self].call);
+  }
+  if (++meeting.enqueued < size) {
+    wait(lock, meeting, member, device, false);
+  } else {
+    close(meeting);
+    signal_next(meeting, member, size - 1, Signal::done);
+    wake_next(meeting, member, size - 1);
+  }
+}
+
+void Rendezvous::meet_by_events(Meeting& meeting, int member, Device& device, Stream& stream, Post post) {
+  const auto self = static_cast<std::size_t>(member);
+  post.ready = device.record(stream);
+  post.filled = std::make_shared<std::unique_ptr<Event>>();
+  const Tensor in = post.in, out = post.out;
+  std::vector<std::shared_ptr<std::unique_ptr<Event>>> filled;
+  try {
+    confer(meeting, member, device, std::move(post), [&](std::span<const Post> posts) {
+      for (std::size_t peer = 0; peer < posts.size(); ++peer) {
+        filled.push_back(posts[peer].filled);
+        if (peer != self) device.wait(stream, *posts[peer].ready);
+      }
+      Movement(device, stream, posts).fill(member);
+      *filled[self] = device.record(stream);
+    });
+    for (std::size_t peer = 0; peer < filled.size(); ++peer) {
+      if (peer != self) device.wait(stream, **filled[peer]);
+    }
+  } catch (...) {
+    // Work that reads peers' operands may still be on this stream, and theirs on this rank's. It ends before this rank
+    // leaves, and the operands live until all have left.
+    try {
+      stream.synchronize();
+    } catch (...) {  // what stopped the run has been noted
+    }
+    const Lock lock(mutex_);
+    kept_.insert(kept_.end(), {in, out});
+    throw;
+  }
+}
+
+/// After an exception in this member's work: stops the run, and waits until nobody works on the members' operands.
+void Rendezvous::give_up(Meeting& meeting, int member, Device& device, Lock& lock) {
+  --meeting.working;
+  stop(meeting.members[static_cast<std::size_t>(member)], std::current_exception());
+  wake_next(meeting, member, static_cast<int>(meeting.members.size()) - 1);
+  await_idle(meeting, member, device, lock);
+}
+
+/// Until nobody works on this member's operands; the run has been stopped.
+void Rendezvous::await_idle(Meeting& meeting, int member, Device& device, Lock& lock) {
+  PausedTurn pause(device);
+  rank_of(meeting, member).wake.wait(lock, [&] { return meeting.working == 0; });
+  pause.resume(lock);
 }
 
 /// Members that move the data. One where it is so little that waking up others takes longer.
@@ -124,7 +219,7 @@ Rendezvous::Rank& Rendezvous::rank_of(const Meeting& meeting, int member) {
 /// Waits until another member says what comes next: asleep, if `patient` after a moment awake. With the signal to work
 /// this member counts as working; one that gets a core only after the work is done finds the signal `done` instead.
 /// Where the run was stopped it leaves only when nobody works on this member's operands any more.
-Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, bool patient) {
+Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, Device& device, bool patient) {
   Rank& rank = rank_of(meeting, member);
   rank.state = State::waiting;
   rank.signal = Signal::none;
@@ -132,6 +227,7 @@ Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, bo
   rank.member = member;
   ++waiting_;
   stop_if_stuck();
+  PausedTurn pause(device);
   if (patient && !stopped_) {
     lock.unlock();
     const auto end = std::chrono::steady_clock::now() + kPatience;
@@ -148,9 +244,16 @@ Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, bo
     rank.state = State::running;
     --waiting_;
   }
-  if (rank.signal == Signal::done) return Signal::done;
-  if (stopped_) throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
+  if (rank.signal == Signal::done) {
+    pause.resume(lock);
+    return Signal::done;
+  }
+  if (stopped_) {
+    pause.resume(lock);
+    throw_stopped(meeting.posts[static_cast<std::size_t>(member)].call);
+  }
   ++meeting.working;
+  pause.resume(lock);
   return Signal::work;
 }
 
@@ -211,6 +314,7 @@ void Rendezvous::threw(int rank, std::exception_ptr exception) {
 void Rendezvous::finish() {
   std::exception_ptr cause;
   int cause_rank = -1;
+  std::vector<Tensor> kept;
   {
     const Lock lock(mutex_);
     for (Rank& rank : ranks_) rank.state = State::idle;
@@ -223,12 +327,23 @@ void Rendezvous::finish() {
     }
     waiting_ = ended_ = 0;
     stopped_ = false;
+    kept.swap(kept_);
     cause = std::exchange(cause_, nullptr);
     cause_rank = cause_rank_;
   }
   if (!cause) return;
   if (cause_rank < 0) std::rethrow_exception(cause);
   rethrow_with_rank(cause, cause_rank);
+}
+
+bool Rendezvous::stopped() const {
+  const Lock lock(mutex_);
+  return stopped_;
+}
+
+void Rendezvous::stop_all(std::exception_ptr exception) {
+  const Lock lock(mutex_);
+  stop(-1, std::move(exception));
 }
 
 /// Only the first cause counts: what ranks throw because they were stopped says nothing new.

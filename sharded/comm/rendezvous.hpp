@@ -6,9 +6,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +29,7 @@ struct Meeting {
   int arrived = 0;
   int working = 0;                  // members that are reading and writing peers' tensors
   std::atomic<int> next_share = 0;  // of the movement
+  int enqueued = 0;                 // members that have done their part of what they conferred about
 };
 
 /// Counts who runs, waits and has ended, so that a deadlock is known at the moment it arises, without a timeout: when
@@ -44,8 +47,20 @@ class Rendezvous {
   /// Waits for all members, checks that their calls agree, and returns when the data has moved. The last to arrive
   /// moves it, with as many others as there is work and are cores for: the rest sleep until it is done. Before posting
   /// the stream is synchronised, so that peers may read in and write out; so it is after the work.
+  /// On a device that returns early the host waits for calls, never for data: each member's stream waits for all
+  /// members' streams up to their calls, fills that member's out, and then waits until the peers' streams have filled
+  /// theirs, so that what it does next to `in` comes after their reads.
   /// Throws CommError with the call sites if the calls differ, if the ranks can't meet, or if another rank failed.
   void meet(Meeting& meeting, int member, Device& device, Stream& stream, Post post);
+  /// Waits for all members, checks that their calls agree, lets each call `enqueue` with the posts on its own thread, and
+  /// returns when all have: nothing that a member enqueued waits for one that never will. Throws as meet does.
+  void confer(Meeting& meeting, int member, Device& device, Post post,
+              const std::function<void(std::span<const Post>)>& enqueue);
+
+  /// True once the run has to end: who waits for peers outside of here must stop too.
+  bool stopped() const;
+  /// Ends the run for a reason that is no rank's own, unless it has been stopped already.
+  void stop_all(std::exception_ptr exception);
 
   // The life of a run: begin, then each rank's end by one of two ways, then finish, which rethrows what stopped it.
   void begin();
@@ -70,7 +85,12 @@ class Rendezvous {
   using Lock = std::unique_lock<std::mutex>;
 
   Rank& rank_of(const Meeting& meeting, int member);
-  Signal wait(Lock& lock, Meeting& meeting, int member, bool patient);
+  void meet_by_events(Meeting& meeting, int member, Device& device, Stream& stream, Post post);
+  void require_running(Meeting& meeting, int member, const Call& call);
+  void require_agreement(Meeting& meeting);
+  Signal wait(Lock& lock, Meeting& meeting, int member, Device& device, bool patient);
+  void give_up(Meeting& meeting, int member, Device& device, Lock& lock);
+  void await_idle(Meeting& meeting, int member, Device& device, Lock& lock);
   int workers_for(const Meeting& meeting) const;
   static void work(Meeting& meeting, Device& device, Stream& stream);
   void signal_next(Meeting& meeting, int member, int count, Signal signal);
@@ -92,6 +112,7 @@ class Rendezvous {
   std::exception_ptr cause_;  // what stopped the run
   int cause_rank_ = -1;       // who threw it; -1 if the ranks as a whole are to blame
   std::string stop_text_;
+  std::vector<Tensor> kept_;  // operands of ranks that left a meeting early
 };
 
 }  // namespace shardcheck

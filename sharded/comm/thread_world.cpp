@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "sharded/comm/member_communicator.hpp"
+#include "sharded/comm/rank_threads.hpp"
 #include "sharded/comm/rendezvous.hpp"
 #include "sharded/comm/worlds.hpp"
 
@@ -24,7 +23,7 @@ class ThreadCommunicator final : public MemberCommunicator {
       run_ = run;
       calls_ = 0;
     }
-    post.call.sequence = calls_++;
+    if (!post.call.pairwise()) post.call.sequence = calls_++;  // messages concern two members alone
     const int peer = post.call.peer;
     if (!post.call.pairwise())
       return rendezvous_->meet(*meeting_, rank(), device(), stream, std::move(post));
@@ -57,30 +56,11 @@ class ThreadWorld final : public World {
 
   void run(const std::function<void(int rank)>& body) override {
     rendezvous_->begin();
-    {
-      std::vector<std::jthread> threads;  // joined at the end of this block
-      for (int rank = 0; rank < mesh_.ranks(); ++rank) {
-        try {
-          threads.emplace_back([this, rank, &body] { run_rank(rank, body); });
-        } catch (const std::system_error&) {  // no more threads: the ones that run already must not wait for it
-          rendezvous_->threw(rank, std::current_exception());
-        }
-      }
-    }
+    run_rank_threads(*rendezvous_, mesh_.ranks(), body);
     rendezvous_->finish();
   }
 
  private:
-  void run_rank(int rank, const std::function<void(int)>& body) {
-    try {
-      body(rank);
-    } catch (...) {
-      rendezvous_->threw(rank, std::current_exception());
-      return;
-    }
-    rendezvous_->returned(rank);
-  }
-
   Mesh mesh_;
   std::shared_ptr<Rendezvous> rendezvous_;  // communicators may outlive the world
 };

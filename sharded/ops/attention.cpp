@@ -131,9 +131,9 @@ class Attention final : public Op {
     for (const StepSequence& sequence : context.step().sequences) {
       const Range seen = visible_keys(sequence, window);
       const std::int64_t end = row + sequence.count;
-      const AttentionState state{device.allocate(accumulate, sequence.count, heads),
-                                 device.allocate(accumulate, sequence.count, heads),
-                                 device.allocate(accumulate, sequence.count, heads * head_dim)};
+      const AttentionState state{device.allocate(stream, accumulate, sequence.count, heads),
+                                 device.allocate(stream, accumulate, sequence.count, heads),
+                                 device.allocate(stream, accumulate, sequence.count, heads * head_dim)};
       const AttentionShape shape{head_dim, attributes.at("scale"), sequence.first, seen.begin, window};
       device.attention_partial(stream, inputs[0].row_range(row, end),
                                inputs[1].row_range(key, key + seen.size()),

@@ -72,6 +72,7 @@ class Unary final : public Elementwise {
 class Add final : public Elementwise {
  public:
   std::string_view name() const override { return "add"; }
+  bool fusible() const override { return true; }
 
   Placed place(const PlaceQuery& query) const override {
     Placed placed;

@@ -13,6 +13,7 @@ class Norm final : public Op {
  public:
   explicit Norm(bool rms) : rms_(rms) {}
   std::string_view name() const override { return rms_ ? "rms_norm" : "layer_norm"; }
+  bool fusible() const override { return true; }
 
   std::vector<std::int64_t> shapes(const Node&, const Config&, const Module*,
                                    const std::vector<std::int64_t>& inputs) const override {

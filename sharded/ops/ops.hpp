@@ -20,6 +20,7 @@ std::unique_ptr<const Op> make_attention();
 std::unique_ptr<const Op> make_gate();
 std::unique_ptr<const Op> make_unary();
 std::unique_ptr<const Op> make_add();
+std::unique_ptr<const Op> make_add_rms_norm();
 
 /// Bytes of all operands: what an op moves when each is touched once.
 std::int64_t operand_bytes(const std::vector<Extent>& inputs, const std::vector<Extent>& outputs);

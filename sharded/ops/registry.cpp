@@ -41,6 +41,7 @@ Registry builtin_ops() {
   registry.add(ops::make_gate());
   registry.add(ops::make_unary());
   registry.add(ops::make_add());
+  registry.add(ops::make_add_rms_norm());
   return registry;
 }
 

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "model/error.hpp"
+#include "sharded/comm/launch.hpp"
 #include "tests/comm/ranks.hpp"
 
 namespace shardcheck::testing {
@@ -129,15 +132,45 @@ TEST(SoloWorld, LeavesReceiveBuffersPoisoned) {
   });
 }
 
+TEST(WorldRegistry, SaysWhatThereIsOfEachKind) {
+  const WorldRegistry worlds = builtin_worlds();
+  for (const std::string& kind : worlds.kinds()) EXPECT_NE(worlds.describe(kind), "") << kind;
+}
+
+// This test was not started by mpirun, or it was by one that knows nothing of it.
+TEST(WorldRegistry, MpiNeedsMpirun) {
+  if (detect_launch().several()) GTEST_SKIP() << "started by mpirun";
+  EXPECT_THROW(builtin_worlds().make("mpi", Mesh{{{"tp", 2}}}), InputError);
+  EXPECT_EQ(default_world("cpu", 1, 4), "threads");
+  EXPECT_EQ(default_world("cuda", 1, 4), "threads");  // ranks share the device
+}
+
+TEST(WorldRegistry, MpirunIsDetected) {
+  ::setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+  ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+  ::setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+  ::setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
+  const Launch launch = detect_launch();
+  const std::string world = default_world("cpu", 1, 4);
+  for (const char* const name : {"SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"})
+    ::unsetenv(("OMPI_COMM_WORLD_" + std::string(name)).c_str());
+  EXPECT_EQ(launch.processes, 4);
+  EXPECT_EQ(launch.process, 3);
+  EXPECT_EQ(launch.local_processes, 2);
+  EXPECT_EQ(launch.local_process, 1);
+  EXPECT_EQ(world, "mpi");
+}
+
 TEST(WorldRegistry, NamesTheKindsThereAre) {
   const WorldRegistry worlds = builtin_worlds();
-  EXPECT_EQ(worlds.kinds(), (std::vector<std::string>{"solo", "threads"}));
+  EXPECT_EQ(worlds.kinds(), (std::vector<std::string>{"mpi", "mpi+nccl", "nccl", "solo", "threads"}));
   try {
     worlds.make("carrier pigeons", Mesh{{{"tp", 2}}});
     FAIL();
   } catch (const InputError& error) {
     EXPECT_STREQ(error.what(),
-                 "'carrier pigeons' is no kind of communicator; there are solo, threads");
+                 "'carrier pigeons' is no kind of communicator; there are mpi, mpi+nccl, nccl, solo, "
+                 "threads");
   }
 }
 

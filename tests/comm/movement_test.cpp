@@ -173,6 +173,17 @@ TEST(SendRecv, MatchesByPairAndOrder) {
   });
 }
 
+TEST(SendRecv, BetweenTwoLeavesTheGroupInStep) {
+  Ranks ranks(3);
+  ranks.run([](Rank& rank) {
+    const auto tp = rank.over();
+    const Tensor in = rank.put(varied(DType::f32, 1, 4, 1)), out = rank.empty(DType::f32, 1, 4);
+    if (rank.index == 0) tp->send(rank.stream(), in, 2, at("layers.3"));
+    if (rank.index == 2) tp->recv(rank.stream(), out, 0, at("layers.4"));
+    tp->all_reduce(rank.stream(), in, {}, out, at("norm"));
+  });
+}
+
 TEST(Groups, AxesOfAMeshAreApart) {
   const Mesh mesh{{{"dp", 2}, {"tp", 3}}};
   for (const std::vector<std::string>& axes :

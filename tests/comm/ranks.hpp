@@ -14,6 +14,7 @@
 #include "kernels/device.hpp"
 #include "model/host_tensor.hpp"
 #include "sharded/comm/communicator.hpp"
+#include "sharded/comm/turn.hpp"
 
 namespace shardcheck::testing {
 
@@ -33,10 +34,10 @@ class Rank {
     return world_.group(index, indices, device_, ledger_);
   }
   Tensor empty(DType dtype, std::int64_t rows, std::int64_t cols) {
-    return device_.allocate(dtype, rows, cols);
+    return device_.allocate(*stream_, dtype, rows, cols);
   }
   Tensor put(const HostTensor& host) {
-    Tensor tensor = device_.allocate(host.dtype(), host.rows(), host.cols());
+    Tensor tensor = device_.allocate(*stream_, host.dtype(), host.rows(), host.cols());
     if (device_.has_values()) device_.upload(*stream_, host, tensor);
     return tensor;
   }
@@ -58,11 +59,19 @@ class Ranks {
     for (int i = 0; i < devices; ++i) devices_.push_back(builtin_devices().make(device));
   }
   explicit Ranks(int size) : Ranks(Mesh{{{"tp", size}}}) {}
+  /// All ranks on this device.
+  Ranks(Mesh mesh, std::unique_ptr<Device> device)
+      : Ranks(builtin_worlds().make("threads", mesh), std::move(device)) {}
+  Ranks(std::unique_ptr<World> world, std::unique_ptr<Device> device)
+      : ledgers(static_cast<std::size_t>(world->mesh().ranks())), world_(std::move(world)) {
+    devices_.push_back(std::move(device));
+  }
 
   void run(const std::function<void(Rank&)>& body) {
     world_->run([&](int rank) {
-      const std::size_t device = devices_.size() == 1 ? 0 : static_cast<std::size_t>(rank);
-      Rank context(rank, *world_, *devices_[device], ledgers[static_cast<std::size_t>(rank)]);
+      Device& device = *devices_[devices_.size() == 1 ? 0 : static_cast<std::size_t>(rank)];
+      const Turn turn(device);
+      Rank context(rank, *world_, device, ledgers[static_cast<std::size_t>(rank)]);
       body(context);
     });
   }

@@ -36,7 +36,7 @@ Tensor rotated(RankContext& context, const Instruction& instruction, const Tenso
     }
   }
   const std::int64_t rows = input.rows, cols = config.head_dim / 2;
-  const Tensor cos = device.allocate(dtype, rows, cols), sin = device.allocate(dtype, rows, cols);
+  const Tensor cos = device.allocate(context.stream(), dtype, rows, cols), sin = device.allocate(context.stream(), dtype, rows, cols);
   device.upload(context.stream(), round_to(dtype, {rows, cols}, cosines), cos);
   device.upload(context.stream(), round_to(dtype, {rows, cols}, sines), sin);
   const Tensor out = context.allocate(instruction.outputs[0]);
@@ -163,9 +163,9 @@ MakeFault other_mask(const std::string& attention, int rank, std::int64_t window
       for (std::int64_t h = 0; h < heads; ++h)
         map.push_back(static_cast<std::int32_t>(h * kv_heads / heads));
       const DType dtype = accumulate_dtype(context.settings().storage);
-      const AttentionState state{device.allocate(dtype, sequence.count, heads),
-                                 device.allocate(dtype, sequence.count, heads),
-                                 device.allocate(dtype, sequence.count, heads * d)};
+      const AttentionState state{device.allocate(context.stream(), dtype, sequence.count, heads),
+                                 device.allocate(context.stream(), dtype, sequence.count, heads),
+                                 device.allocate(context.stream(), dtype, sequence.count, heads * d)};
       const std::int64_t end = sequence.first + sequence.count;
       const AttentionShape shape{d, instruction.attributes.at("scale"), sequence.first + ahead,
                                  end - inputs[1].rows, window};

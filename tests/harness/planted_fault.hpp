@@ -58,14 +58,14 @@ Tensor changed(RankContext& context, const Tensor& tensor, Change change) {
   Device& device = context.device();
   std::vector<double> values = device.to_host(context.stream(), tensor).to_f64();
   change(values, static_cast<std::size_t>(tensor.cols));
-  const Tensor out = device.allocate(tensor.dtype, tensor.rows, tensor.cols);
+  const Tensor out = device.allocate(context.stream(), tensor.dtype, tensor.rows, tensor.cols);
   device.upload(context.stream(), round_to(tensor.dtype, {tensor.rows, tensor.cols}, values), out);
   return out;
 }
 
 /// A dense copy in new memory.
 inline Tensor copy_of(RankContext& context, const Tensor& tensor) {
-  const Tensor out = context.device().allocate(tensor.dtype, tensor.rows, tensor.cols);
+  const Tensor out = context.device().allocate(context.stream(), tensor.dtype, tensor.rows, tensor.cols);
   context.device().copy(context.stream(), tensor, out);
   return out;
 }

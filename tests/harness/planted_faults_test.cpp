@@ -52,7 +52,7 @@ TEST(PlantedFaults, RowParallelBiasOnEveryRank) {
       made.after = [&](RankContext& context, const Instruction& instruction,
                        std::vector<Tensor>& outputs) {
         if (instruction.site != biased.module + ".partial") return;
-        const Tensor sum = context.device().allocate(outputs[0].dtype, outputs[0].rows,
+        const Tensor sum = context.device().allocate(context.stream(), outputs[0].dtype, outputs[0].rows,
                                                      outputs[0].cols);
         context.device().bias(context.stream(), outputs[0], context.weight(biased.module + ".bias"),
                               sum);
@@ -92,7 +92,7 @@ TEST(PlantedFaults, ResidualBeforeTheReduction) {
                                       std::vector<Tensor>& outputs) {
         if (instruction.site == block.residual) mine(residual, context) = outputs[0];
         if (instruction.site != block.module + ".partial") return;
-        const Tensor sum = context.device().allocate(outputs[0].dtype, outputs[0].rows,
+        const Tensor sum = context.device().allocate(context.stream(), outputs[0].dtype, outputs[0].rows,
                                                      outputs[0].cols);
         context.device().add(context.stream(), mine(residual, context), outputs[0], sum);
         outputs[0] = sum;

@@ -26,6 +26,7 @@ struct RunOf {
   std::int64_t decode_steps = 3, chunk = 0;
   Interposer* interposer = nullptr;
   std::function<void(RankContext&)> inspect = {};
+  std::string device = "cpu";
 };
 
 struct RanProgram {
@@ -59,7 +60,7 @@ inline std::unique_ptr<RanProgram> run_of(const RunOf& what) {
                                                      {},
                                                      {},
                                                      {}});
-  ran->device = ran->parts.devices.make("cpu");
+  ran->device = ran->parts.devices.make(what.device);
   InputOptions inputs;
   inputs.lengths = what.lengths;
   inputs.decode_steps = what.decode_steps;

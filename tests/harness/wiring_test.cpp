@@ -208,7 +208,7 @@ class WrongShard final : public Interposer {
     if (context.rank() != 1) return;
     const Tensor& shard = context.weight(tensor_);
     Device& device = context.device();
-    const Tensor copy = device.allocate(shard.dtype, shard.rows, shard.cols);
+    const Tensor copy = device.allocate(context.stream(), shard.dtype, shard.rows, shard.cols);
     const HostTensor host = device.to_host(context.stream(), shard);
     HostTensor changed(host.dtype(), host.shape());
     std::copy_n(host.data(), host.bytes(), changed.mutable_data());

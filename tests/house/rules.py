@@ -16,12 +16,21 @@ MAY_INCLUDE = {
     "sim": {"sharded", "kernels", "model"},
     "harness": {"model", "reference", "kernels", "sharded", "sim"},
 }
-# harness/local recomputes what the program did; calling the program's own code would repeat its mistakes.
-MAY_NOT_INCLUDE = {"harness/local": re.compile(r"(sharded/ops|kernels/(cpu|meta|cuda|emu|field))/")}
+# Place, what it may not include, why; the first place that a file lies in counts.
+MAY_NOT_INCLUDE = [
+    # harness/local recomputes what the program did; calling the program's own code would repeat its mistakes.
+    ("harness/local/", re.compile(r"(sharded/ops|kernels/(cpu|meta|cuda|emu|twin|field))/"),
+     "it recomputes what that code did"),
+    # A communicator of GPUs moves their memory.
+    ("sharded/comm/nccl/", re.compile(r"kernels/(cpu|meta|emu|field)/"), "it is for GPUs alone"),
+    *((place, re.compile(r"kernels/(cpu|meta|cuda|emu|field)/"), "it runs on every device and may not know on which")
+      for place in ("sharded/", "sim/", "harness/")),
+]
 
 INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
 HEAVY = re.compile(r"(Eigen|nlohmann|CLI)/")
 PRIVATE = re.compile(r"^// (.* )?Private[ :]", re.M)
+SOURCES = {".cpp", ".hpp", ".cu", ".cuh"}
 LICENCE = "// SPDX-License-Identifier: Apache-2.0"
 
 
@@ -31,7 +40,7 @@ def problems_of(name, text):
     lines = text.splitlines()
     if not lines or lines[0] != LICENCE:
         yield 1, f"the first line is not '{LICENCE}'"
-    if name.endswith(".hpp") and "#pragma once" not in lines:
+    if name.endswith((".hpp", ".cuh")) and "#pragma once" not in lines:
         yield 1, "a header without #pragma once"
     for number, line in enumerate(lines, 1):
         include = INCLUDE.match(line)
@@ -41,9 +50,11 @@ def problems_of(name, text):
         other = target.split("/")[0]
         if folder in MAY_INCLUDE and other in MAY_INCLUDE and other not in MAY_INCLUDE[folder] | {folder}:
             yield number, f"{folder}/ may not include {other}/: see 'Dependencies' in docs/architecture.md"
-        for place, forbidden in MAY_NOT_INCLUDE.items():
-            if name.startswith(place + "/") and forbidden.match(target):
-                yield number, f"{place}/ may not include {target}: it recomputes what that code did"
+        for place, forbidden, why in MAY_NOT_INCLUDE:
+            if name.startswith(place):
+                if forbidden.match(target):
+                    yield number, f"{place} may not include {target}: {why}"
+                break
 
 
 def is_private(text):
@@ -53,7 +64,7 @@ def is_private(text):
 
 def check(root):
     """Yields every broken rule below root as (file, line, sentence)."""
-    files = [p for f in [*MAY_INCLUDE, "tests", "bench"] for p in sorted((root / f).rglob("*.[ch]pp"))]
+    files = [p for f in [*MAY_INCLUDE, "tests", "bench"] for p in sorted((root / f).rglob("*")) if p.suffix in SOURCES]
     texts = {p.relative_to(root).as_posix(): p.read_text(encoding="utf-8") for p in files}
     private = {name for name, text in texts.items() if name.endswith(".hpp") and is_private(text)}
     for name, text in texts.items():

@@ -49,6 +49,15 @@ class Rules(unittest.TestCase):
         self.expect("harness/local/a.cpp", 2, "sharded/ops/linear.hpp",
                     {"harness/local/a.cpp": HEAD + '#include "sharded/ops/linear.hpp"\n'})
 
+    def test_nothing_above_a_device_knows_which_one_runs(self):
+        for name in ["sharded/runner.cpp", "sim/cost.cpp", "harness/verify.cpp"]:
+            self.expect(name, 2, "may not know on which", {name: HEAD + '#include "kernels/cuda/memory.hpp"\n'})
+        self.expect("sharded/comm/nccl/a.cpp", 2, "for GPUs alone",
+                    {"sharded/comm/nccl/a.cpp": HEAD + '#include "kernels/cpu/cpu_device.hpp"\n'})
+        self.assertEqual([], self.found({
+            "sharded/runner.cpp": HEAD + '#include "kernels/device.hpp"\n',
+            "sharded/comm/nccl/a.cpp": HEAD + '#include "kernels/cuda/memory.hpp"\n'}))
+
     def test_heavy_headers_stay_private(self):
         self.expect("model/a.hpp", 3, "nlohmann/json.hpp",
                     {"model/a.hpp": HEADER + "#include <nlohmann/json.hpp>\n"})
@@ -62,6 +71,8 @@ class Rules(unittest.TestCase):
         self.expect("sim/a.cpp", 1, "SPDX", {"sim/a.cpp": "int a;\n"})
         self.expect("sim/a.cpp", 1, "SPDX", {"sim/a.cpp": ""})
         self.expect("sim/a.hpp", 1, "#pragma once", {"sim/a.hpp": HEAD + "int a;\n"})
+        self.expect("kernels/cuda/a.cuh", 1, "#pragma once", {"kernels/cuda/a.cuh": HEAD + "int a;\n"})
+        self.expect("kernels/cuda/a.cu", 1, "SPDX", {"kernels/cuda/a.cu": "int a;\n"})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the primitives refuse, on every kind of device, and the registry.
+// What the primitives refuse, on the device under test and on meta.
 #include <gmock/gmock.h>
 
 #include "kernels/meta/meta_device.hpp"
-#include "tests/kernels/cpu_rig.hpp"
+#include "tests/kernels/device_rig.hpp"
 
 namespace shardcheck {
 namespace {
@@ -22,19 +22,23 @@ std::string refusal(Call call) {
 
 class DeviceTest : public testing::TestWithParam<std::string> {
  protected:
+  std::unique_ptr<Device> make() {
+    return GetParam() == "meta" ? make_meta_device() : make_test_device();
+  }
+
   Tensor t(std::int64_t rows, std::int64_t cols, DType dtype = DType::f32) {
-    const Tensor tensor = device_->allocate(dtype, rows, cols);
+    const Tensor tensor = device_->allocate(*stream_, dtype, rows, cols);
     device_->poison(*stream_, tensor);
     return tensor;
   }
 
-  std::unique_ptr<Device> device_ = builtin_devices().make(GetParam());
+  std::unique_ptr<Device> device_ = make();
   std::unique_ptr<Stream> stream_ = device_->make_stream();
 };
 
 TEST_P(DeviceTest, MessagesNameThePrimitiveAndBothShapes) {
-  const std::string message =
-      refusal([&] { device_->linear(*stream_, t(5, 576), t(1536, 600), nullptr, t(5, 1536)); });
+  const std::string message = refusal(
+      [&] { device_->linear(*stream_, t(5, 576), t(1536, 600), nullptr, t(5, 1536)); });
   EXPECT_THAT(message, HasSubstr("linear"));
   EXPECT_THAT(message, HasSubstr("f32 [5, 576]"));
   EXPECT_THAT(message, HasSubstr("f32 [1536, 600]"));
@@ -71,7 +75,8 @@ TEST_P(DeviceTest, WrongShapesAreRefused) {
 
 TEST_P(DeviceTest, WrongEmbeddingsAreRefused) {
   Stream& s = *stream_;
-  const std::vector<std::pair<std::int64_t, std::int64_t>> owned = {{2, 5}}, backwards = {{5, 2}, {0, 6}};
+  const std::vector<std::pair<std::int64_t, std::int64_t>> owned = {{2, 5}},
+                                                           backwards = {{5, 2}, {0, 6}};
   const Tensor ids = t(1, 4, DType::i64);
   device_->embedding(s, ids, t(3, 8), owned, t(4, 8));
   EXPECT_NE(refusal([&] { device_->embedding(s, ids, t(4, 8), owned, t(4, 8)); }), "");
@@ -90,10 +95,12 @@ TEST_P(DeviceTest, WrongAttentionIsRefused) {
   EXPECT_NE(refusal([&] { device_->attention_partial(s, q, k, k, outside, shape, state); }), "");
   EXPECT_NE(refusal([&] { device_->attention_partial(s, t(2, 8), k, k, heads, shape, state); }), "");
   EXPECT_NE(refusal([&] { device_->attention_partial(s, q, k, t(4, 8), heads, shape, state); }), "");
-  EXPECT_NE(refusal([&] { device_->attention_partial(s, t(3, 12), k, k, heads, shape, state); }), "");
+  EXPECT_NE(refusal([&] { device_->attention_partial(s, t(3, 12), k, k, heads, shape, state); }),
+            "");
   const AttentionState narrow{.max = t(2, 3), .sum = t(2, 2), .acc = t(2, 12)};
   EXPECT_NE(refusal([&] { device_->attention_partial(s, q, k, k, heads, shape, narrow); }), "");
-  const AttentionState wide{.max = t(2, 3, DType::f64), .sum = t(2, 3, DType::f64), .acc = t(2, 12, DType::f64)};
+  const AttentionState wide{
+      .max = t(2, 3, DType::f64), .sum = t(2, 3, DType::f64), .acc = t(2, 12, DType::f64)};
   EXPECT_NE(refusal([&] { device_->attention_partial(s, q, k, k, heads, shape, wide); }), "");
   device_->attention_finish(s, state, 4, t(2, 12));
   EXPECT_NE(refusal([&] { device_->attention_finish(s, state, 3, t(2, 12)); }), "");
@@ -117,63 +124,62 @@ TEST_P(DeviceTest, WrongReductionsAreRefused) {
 
 TEST_P(DeviceTest, WrongDTypesAndDevicesAreRefused) {
   Stream& s = *stream_;
-  const auto elsewhere = builtin_devices().make(GetParam());
-  const Tensor foreign = elsewhere->allocate(DType::f32, 2, 4);
+  const auto elsewhere = make();
+  const auto its_stream = elsewhere->make_stream();
+  const Tensor foreign = elsewhere->allocate(*its_stream, DType::f32, 2, 4);
   EXPECT_THAT(refusal([&] { device_->add(s, t(2, 4), foreign, t(2, 4)); }), HasSubstr("device"));
   EXPECT_NE(refusal([&] { device_->add(s, t(2, 4), Tensor{}, t(2, 4)); }), "");
-  EXPECT_NE(refusal([&] { device_->linear(s, t(2, 4), t(3, 4, DType::bf16), nullptr, t(2, 3)); }), "");
+  EXPECT_NE(refusal([&] { device_->linear(s, t(2, 4), t(3, 4, DType::bf16), nullptr, t(2, 3)); }),
+            "");
   EXPECT_NE(refusal([&] { device_->add(s, t(2, 4), t(2, 4, DType::f16), t(2, 4)); }), "");
   EXPECT_NE(refusal([&] { device_->cast(s, t(2, 4, DType::i64), t(2, 4)); }), "");
   EXPECT_NE(refusal([&] { device_->copy(s, t(2, 4, DType::bf16), t(2, 4, DType::f16)); }), "");
   const auto half = RopeConvention::half_split;
   const DType bf16 = DType::bf16;
-  EXPECT_NE(refusal([&] { device_->rope(s, t(2, 8, bf16), t(2, 2, bf16), t(2, 2, bf16), 4, half, t(2, 8, bf16)); }),
+  EXPECT_NE(refusal([&] {
+              device_->rope(s, t(2, 8, bf16), t(2, 2, bf16), t(2, 2, bf16), 4, half, t(2, 8, bf16));
+            }),
             "");
 }
 
-TEST_P(DeviceTest, StatesItsArithmetic) {
-  for (const DType dtype : kStorageDTypes) {
-    const Arithmetic a = device_->arithmetic(Primitive::linear, dtype);
-    EXPECT_EQ(a.accumulate, dtype == DType::f64 ? DType::f64 : DType::f32);
-    EXPECT_EQ(std::exp2(-a.fraction_bits), unit_roundoff(a.accumulate));
-    EXPECT_FALSE(a.truncating);
-    EXPECT_EQ(a.block_k, 0);
-    EXPECT_FALSE(a.rounds_softmax_weights);
-  }
+TEST_P(DeviceTest, WrongVocabularyWorkIsRefused) {
+  Stream& s = *stream_;
+  const DType i64 = DType::i64;
+  const std::vector<std::pair<std::int64_t, std::int64_t>> owned = {{2, 5}, {7, 8}};
+  device_->add_rms_norm(s, t(2, 4), t(2, 4), t(1, 4), 1e-5, t(2, 4), t(2, 4));
+  EXPECT_NE(
+      refusal([&] { device_->add_rms_norm(s, t(2, 4), t(2, 4), t(1, 5), 1e-5, t(2, 4), t(2, 4)); }),
+      "");
+  EXPECT_NE(
+      refusal([&] { device_->add_rms_norm(s, t(2, 4), t(2, 4), t(1, 4), 1e-5, t(2, 3), t(2, 4)); }),
+      "");
+  device_->argmax(s, t(3, 4), owned, t(3, 1), t(3, 1, i64));
+  EXPECT_NE(refusal([&] { device_->argmax(s, t(3, 5), owned, t(3, 1), t(3, 1, i64)); }), "");
+  EXPECT_NE(refusal([&] { device_->argmax(s, t(3, 4), owned, t(2, 1), t(3, 1, i64)); }), "");
+  EXPECT_NE(refusal([&] { device_->argmax(s, t(3, 4), owned, t(3, 1), t(3, 1)); }), "");
+  EXPECT_NE(refusal([&] {
+              device_->argmax(s, t(3, 4, DType::bf16), owned, t(3, 1, DType::bf16), t(3, 1, i64));
+            }),
+            "");
+  const CrossEntropyState state{.max = t(3, 1), .sum = t(3, 1), .target = t(3, 1)};
+  const CrossEntropyState wide{.max = t(3, 1), .sum = t(3, 2), .target = t(3, 1)};
+  const CrossEntropyState other{.max = t(2, 1), .sum = t(2, 1), .target = t(2, 1)};
+  device_->cross_entropy_partial(s, t(3, 4), t(1, 3, i64), owned, state);
+  EXPECT_NE(
+      refusal([&] { device_->cross_entropy_partial(s, t(3, 5), t(1, 3, i64), owned, state); }), "");
+  EXPECT_NE(
+      refusal([&] { device_->cross_entropy_partial(s, t(3, 4), t(1, 4, i64), owned, state); }), "");
+  EXPECT_NE(refusal([&] { device_->cross_entropy_partial(s, t(3, 4), t(1, 3), owned, state); }), "");
+  EXPECT_NE(refusal([&] { device_->cross_entropy_partial(s, t(3, 4), t(1, 3, i64), owned, wide); }),
+            "");
+  device_->cross_entropy_merge(s, state, state);
+  EXPECT_NE(refusal([&] { device_->cross_entropy_merge(s, other, state); }), "");
+  device_->cross_entropy_finish(s, state, t(3, 1));
+  EXPECT_NE(refusal([&] { device_->cross_entropy_finish(s, state, t(3, 1, DType::f64)); }), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Kind, DeviceTest, testing::Values("cpu", "meta"),
+INSTANTIATE_TEST_SUITE_P(Kind, DeviceTest, testing::Values("under_test", "meta"),
                          [](const auto& test) { return test.param; });
-
-TEST(MetaDevice, HasShapesButNoValues) {
-  const auto device = make_meta_device();
-  const auto stream = device->make_stream();
-  EXPECT_FALSE(device->has_values());
-  const Tensor huge = device->allocate(DType::f32, std::int64_t{1} << 30, std::int64_t{1} << 20);  // 4 PiB
-  EXPECT_EQ(huge.storage, nullptr);
-  const Tensor x = device->allocate(DType::f32, 2, huge.cols), out = device->allocate(DType::f32, 2, huge.rows);
-  device->linear(*stream, x, huge, nullptr, out);
-  EXPECT_THROW(device->to_host(*stream, out), std::logic_error);
-  const HostTensor host(DType::bf16, {3, 5});
-  const Tensor adopted = device->adopt(*stream, host);
-  EXPECT_EQ(adopted.rows, 3);
-  EXPECT_EQ(adopted.cols, 5);
-  EXPECT_EQ(adopted.dtype, DType::bf16);
-}
-
-TEST(DeviceRegistry, NamesItsKinds) {
-  DeviceRegistry devices = builtin_devices();
-  EXPECT_EQ(devices.kinds(), (std::vector<std::string>{"cpu", "meta"}));
-  EXPECT_EQ(devices.make("cpu")->kind(), "cpu");
-  try {
-    devices.make("cuba");
-    FAIL() << "an unknown kind was made";
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("cpu, meta"));
-  }
-  devices.add("mine", [] { return make_cpu_device(); });
-  EXPECT_EQ(devices.make("mine")->kind(), "cpu");
-}
 
 }  // namespace
 }  // namespace shardcheck

@@ -1,135 +1,121 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every order and precision of reduce_n against a scalar twin that follows the definition, bit for bit.
+#include "kernels/twin/reduce.hpp"
+
 #include "kernels/reduction.hpp"
-#include "model/float_bits.hpp"
-#include "tests/kernels/cpu_rig.hpp"
+#include "tests/kernels/device_rig.hpp"
 
 namespace shardcheck {
 namespace {
 
-constexpr ReduceOrder kOrders[] = {ReduceOrder::ring,     ReduceOrder::tree, ReduceOrder::one_shot,
-                                   ReduceOrder::two_shot, ReduceOrder::nvls, ReduceOrder::fixed_tree};
-
-/// One number in the type that the wire dtype is accumulated in.
-struct Arith {
-  DType wire;
-  double add(double a, double b) const {
-    return wire == DType::f64 ? a + b : static_cast<double>(static_cast<float>(a) + static_cast<float>(b));
-  }
-  double round(double value) const { return round_to(wire, {1, 1}, std::span(&value, 1)).at(0); }
-};
-
-double fixed_tree(const Arith& arith, std::span<const double> x) {
-  if (x.size() == 1) return x[0];
-  std::size_t half = 1;
-  while (half * 2 < x.size()) half *= 2;
-  return arith.add(fixed_tree(arith, x.first(half)), fixed_tree(arith, x.subspan(half)));
-}
-
-/// The sum at flat element `index` of a tensor of `total`.
-double reduce_twin(const Arith& arith, const ReduceSpec& spec, std::span<const double> x, std::int64_t index,
-                   std::int64_t total) {
-  const auto ranks = static_cast<std::int64_t>(x.size());
-  if (spec.op == ReduceOp::max) return *std::ranges::max_element(x);
-  if (spec.order == ReduceOrder::fixed_tree) return arith.round(fixed_tree(arith, x));
-  std::vector<double> ordered;
-  if (spec.order == ReduceOrder::ring) {
-    // Chunks of ceil(total / P) elements, rounded up to 16 bytes.
-    std::int64_t chunk = (total + ranks - 1) / ranks;
-    const auto size = static_cast<std::int64_t>(element_size(arith.wire));
-    while (chunk * size % 16 != 0) ++chunk;
-    for (std::int64_t i = 1; i <= ranks; ++i) {
-      ordered.push_back(x[static_cast<std::size_t>((index / chunk + i) % ranks)]);
-    }
-  } else {
-    ordered.assign(x.begin(), x.end());
-    if (spec.order == ReduceOrder::tree) std::ranges::reverse(ordered);
-  }
-  const bool chain = spec.order == ReduceOrder::ring || spec.order == ReduceOrder::tree;
-  double sum = ordered[0];
-  for (const double term : std::span(ordered).subspan(1)) {
-    sum = arith.add(sum, term);
-    if (chain && spec.hop == HopRounding::wire) sum = arith.round(sum);
-  }
-  return arith.round(sum);
-}
+constexpr ReduceOrder kOrders[] = {ReduceOrder::ring,     ReduceOrder::tree,
+                                   ReduceOrder::one_shot, ReduceOrder::two_shot,
+                                   ReduceOrder::nvls,     ReduceOrder::fixed_tree};
 
 class ReduceTest : public testing::TestWithParam<DType> {
  protected:
   std::vector<Matrix> terms(int ranks, std::int64_t elements) {
     std::vector<Matrix> result;
-    for (int r = 0; r < ranks; ++r) result.push_back(random_matrix(GetParam(), 1, elements, 10 + r));
+    for (int r = 0; r < ranks; ++r)
+      result.push_back(random_matrix(GetParam(), 1, elements, 10 + r));
+    return result;
+  }
+
+  std::vector<Tensor> put(const std::vector<Matrix>& x) {
+    std::vector<Tensor> result;
+    for (const Matrix& term : x) result.push_back(rig_.put(GetParam(), term));
     return result;
   }
 
   /// reduce_n over elements [first, first + n) of each term, as a [1, n] view.
-  HostTensor reduce(const std::vector<Matrix>& x, const ReduceSpec& spec, std::int64_t first, std::int64_t n) {
+  HostTensor reduce(const std::vector<Tensor>& x, const ReduceSpec& spec, std::int64_t first,
+                    std::int64_t n) {
     std::vector<Tensor> views;
-    for (const Matrix& term : x) views.push_back(rig_.put(GetParam(), term).col_range(first, first + n));
+    for (const Tensor& term : x) views.push_back(term.col_range(first, first + n));
     const Tensor out = rig_.make(GetParam(), 1, n);
     rig_.device().reduce_n(rig_.stream(), views, spec, first, x[0].cols, out);
     return rig_.get(out);
   }
 
-  HostTensor twin(const std::vector<Matrix>& x, const ReduceSpec& spec, std::int64_t first, std::int64_t n) {
+  HostTensor want(const std::vector<Matrix>& x, const ReduceSpec& spec, std::int64_t first,
+                  std::int64_t n) {
     Matrix sum{1, n, {}};
     for (std::int64_t i = first; i < first + n; ++i) {
       std::vector<double> column;
       for (const Matrix& term : x) column.push_back(term(0, i));
-      sum.values.push_back(reduce_twin({GetParam()}, spec, column, i, x[0].cols));
+      sum.values.push_back(twin::reduce_n(column, spec, GetParam(), i, x[0].cols));
     }
     return exactly(GetParam(), sum);
   }
 
-  CpuRig rig_;
+  DeviceRig rig_;
 };
 
 TEST_P(ReduceTest, EveryOrderAndPrecisionBitForBit) {
   for (int ranks = 1; ranks <= 16; ++ranks) {
     for (const std::int64_t total : {3, 131}) {
       const std::vector<Matrix> x = terms(ranks, total);
+      const std::vector<Tensor> on_device = put(x);
       for (const ReduceOrder order : kOrders) {
         for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) {
           const ReduceSpec spec{.order = order, .hop = hop};
-          EXPECT_TRUE(reduce(x, spec, 0, total).bitwise_equal(twin(x, spec, 0, total)))
+          EXPECT_TRUE(reduce(on_device, spec, 0, total).bitwise_equal(want(x, spec, 0, total)))
               << name(order) << " " << name(hop) << " P " << ranks;
         }
       }
-      EXPECT_TRUE(reduce(x, {.op = ReduceOp::max}, 0, total).bitwise_equal(twin(x, {.op = ReduceOp::max}, 0, total)));
+      const ReduceSpec max{.op = ReduceOp::max};
+      EXPECT_TRUE(reduce(on_device, max, 0, total).bitwise_equal(want(x, max, 0, total)));
     }
+  }
+}
+
+TEST_P(ReduceTest, SumsOfIntegersAreTheSameInEveryOrder) {
+  std::vector<Matrix> x;
+  Matrix sum{1, 77, std::vector<double>(77, 0.0)};
+  for (int rank = 0; rank < 9; ++rank) {
+    x.push_back(integer_matrix(1, 77, 50 + static_cast<std::uint64_t>(rank), 14));  // |sum| <= 126: exact in bf16
+    for (std::size_t i = 0; i < 77; ++i) sum.values[i] += x.back().values[i];
+  }
+  const std::vector<Tensor> on_device = put(x);
+  for (const ReduceOrder order : kOrders) {
+    const HostTensor got = reduce(on_device, {.order = order}, 0, 77);
+    EXPECT_TRUE(got.bitwise_equal(exactly(GetParam(), sum))) << name(order);
+    EXPECT_FALSE(with_flipped_bit(got, 76, 0).bitwise_equal(exactly(GetParam(), sum)));
   }
 }
 
 TEST_P(ReduceTest, ASliceIsReducedAsInTheWhole) {
   const std::vector<Matrix> x = terms(5, 2500);  // more than one block
+  const std::vector<Tensor> on_device = put(x);
   for (const ReduceOrder order : kOrders) {
-    const HostTensor whole = reduce(x, {.order = order}, 0, 2500);
-    EXPECT_TRUE(whole.bitwise_equal(twin(x, {.order = order}, 0, 2500)));
-    for (const auto& [first, n] : {std::pair{0, 7}, {499, 1100}, {1501, 999}, {77, 0}}) {
-      EXPECT_TRUE(reduce(x, {.order = order}, first, n).bitwise_equal(twin(x, {.order = order}, first, n)));
+    for (const auto& [first, n] : {std::pair{0, 2500}, {0, 7}, {499, 1100}, {1501, 999}, {77, 0}}) {
+      EXPECT_TRUE(reduce(on_device, {.order = order}, first, n)
+                      .bitwise_equal(want(x, {.order = order}, first, n)));
     }
   }
 }
 
 TEST_P(ReduceTest, TheOrdersDifferSoThatTheTestMeansSomething) {
-  const std::vector<Matrix> x = terms(6, 4000);
+  const std::vector<Tensor> x = put(terms(6, 4000));
   const HostTensor ring = reduce(x, {.order = ReduceOrder::ring}, 0, 4000);
   for (const ReduceOrder order : {ReduceOrder::tree, ReduceOrder::one_shot, ReduceOrder::fixed_tree}) {
     EXPECT_FALSE(reduce(x, {.order = order}, 0, 4000).bitwise_equal(ring)) << name(order);
   }
-  const HostTensor unrounded = reduce(x, {.order = ReduceOrder::ring, .hop = HopRounding::f32}, 0, 4000);
+  const HostTensor unrounded = reduce(x, {.order = ReduceOrder::ring, .hop = HopRounding::f32}, 0,
+                                      4000);
   EXPECT_EQ(unrounded.bitwise_equal(ring), element_size(GetParam()) > 2);
-  const std::vector<Matrix> shifted(x.begin(), x.end() - 1);
-  EXPECT_FALSE(reduce(shifted, {}, 0, 4000).bitwise_equal(ring));  // one rank's term is missing
+  const std::vector<Tensor> fewer(x.begin(), x.end() - 1);
+  EXPECT_FALSE(reduce(fewer, {}, 0, 4000).bitwise_equal(ring));  // one rank's term is missing
 }
 
 TEST_P(ReduceTest, NaNFromAnyRankIsKept) {
   for (std::size_t rank = 0; rank < 4; ++rank) {
     std::vector<Matrix> x = terms(4, 20);
     x[rank].values[11] = std::numeric_limits<double>::quiet_NaN();
+    const std::vector<Tensor> on_device = put(x);
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
       for (const ReduceOrder order : kOrders) {
-        const std::vector<double> got = reduce(x, {.op = op, .order = order}, 0, 20).to_f64();
+        const std::vector<double> got = reduce(on_device, {.op = op, .order = order}, 0, 20).to_f64();
         for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(got[i]), i == 11);
       }
     }
@@ -141,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Wire, ReduceTest, testing::ValuesIn(kStorageDTypes),
 
 TEST(ReduceRounding, HopsRoundInTheWireDTypeOnlyWhereTheySay) {
   // 256 + 1 + 1 in bf16: rounded at each hop both ones are lost (257 is a tie, to even), in f32 they are not.
-  CpuRig rig;
+  DeviceRig rig;
   std::vector<Tensor> terms;
   for (const double v : {1.0, 1.0, 256.0}) terms.push_back(rig.put(DType::bf16, Matrix{1, 1, {v}}));
   const auto sum = [&](ReduceOrder order, HopRounding hop) {
@@ -178,7 +164,8 @@ TEST(RingChunk, PiecesCoverTheTensorInOrder) {
 
 TEST(ReduceNames, AreReadBackAsWritten) {
   for (const ReduceOrder order : kOrders) EXPECT_EQ(parse_reduce_order(name(order)), order);
-  for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) EXPECT_EQ(parse_hop_rounding(name(hop)), hop);
+  for (const HopRounding hop : {HopRounding::wire, HopRounding::f32})
+    EXPECT_EQ(parse_hop_rounding(name(hop)), hop);
   EXPECT_EQ(parse_reduce_order("rings"), std::nullopt);
   EXPECT_EQ(parse_hop_rounding(""), std::nullopt);
 }

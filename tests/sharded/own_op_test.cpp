@@ -34,7 +34,7 @@ class SharedNorm final : public Op {
     const Partition tokens = Partition::balanced(inputs[0].rows, group.size());
     const Ranges& mine = tokens.of(group.rank());
     const Range rows = mine.empty() ? Range{0, 0} : mine[0];
-    const Tensor part = context.device().allocate(inputs[0].dtype, rows.size(), inputs[0].cols);
+    const Tensor part = context.device().allocate(context.stream(), inputs[0].dtype, rows.size(), inputs[0].cols);
     context.device().rms_norm(context.stream(), inputs[0].row_range(rows.begin, rows.end),
                               context.weight(instruction.module + ".weight"),
                               instruction.attributes.at("eps"), part);

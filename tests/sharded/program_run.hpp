@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "sharded/fusion.hpp"
 #include "sharded/op.hpp"
 #include "sharded/runner.hpp"
 #include "tests/sharded/small_models.hpp"
@@ -103,6 +104,7 @@ struct RunSetup {
   std::string device = "cpu", world = "threads";
   Interposer* interposer = nullptr;
   bool check_wiring = true;
+  bool fuse = false;
 };
 
 struct Ran {
@@ -123,6 +125,7 @@ inline Program program_of(const Model& model, const Plan& plan, const Mesh& mesh
 inline Ran run(const Model& model, const Plan& plan, const Mesh& mesh,
                const std::vector<Step>& steps, const Registry& ops, const RunSetup& setup = {}) {
   Ran ran{program_of(model, plan, mesh, ops), std::make_unique<Taps>(mesh), {}};
+  if (setup.fuse) ran.program = fuse(ran.program, ops);
   const auto device = builtin_devices().make(setup.device);
   const auto world = builtin_worlds().make(setup.world, mesh);
   WeightStore weights(model, setup.settings.storage);

@@ -149,7 +149,7 @@ class WeightNudge final : public Interposer {
     const Tensor& shard = context.weight(tensor_);
     std::vector<double> values = context.device().to_host(context.stream(), shard).to_f64();
     values[values.size() / 2] *= 1.0 + 0x1p-23;
-    const Tensor changed = context.device().allocate(shard.dtype, shard.rows, shard.cols);
+    const Tensor changed = context.device().allocate(context.stream(), shard.dtype, shard.rows, shard.cols);
     context.device().upload(context.stream(),
                             round_to(shard.dtype, {shard.rows, shard.cols}, values), changed);
     context.set_weight(tensor_, changed);

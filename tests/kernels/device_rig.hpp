@@ -1,54 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel test needs: a cpu device with a stream, inputs that vary, views in awkward places, and the
-// statistic that judges a result against its f64 twin.
+// What every kernel test needs: a device with a stream, inputs that vary, views in awkward places, and the statistic
+// that judges a result against its f64 twin. The tests are the same for every kind of device; each binary says which
+// one it runs.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "kernels/cpu/cpu_device.hpp"
 #include "kernels/device.hpp"
+#include "kernels/twin/answer.hpp"
 #include "model/dtype.hpp"
 #include "model/error.hpp"
 #include "model/host_tensor.hpp"
 
 namespace shardcheck {
 
+/// The device under test. Defined once in every binary that these tests are compiled into.
+std::unique_ptr<Device> make_test_device();
+/// True where a kernel's every thread costs about a microsecond, so that shapes only just pass the tiles' borders.
+bool small_shapes();
+
+using twin::Matrix;
+
 inline constexpr DType kStorageDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-/// How a matrix lies in memory. `inset`: inside a larger matrix, at an odd offset. `transposed`: col_stride != 1.
-enum class Layout { dense, inset, transposed };
-inline constexpr Layout kLayouts[] = {Layout::dense, Layout::inset, Layout::transposed};
+/// How a matrix lies in memory. `inset`: inside a larger matrix, at an odd offset. `padded`: with gaps between rows,
+/// all of which begin at a multiple of 16 elements. `transposed`: col_stride != 1.
+enum class Layout { dense, inset, padded, transposed };
+inline constexpr Layout kLayouts[] = {Layout::dense, Layout::inset, Layout::padded, Layout::transposed};
 
-/// A matrix of values already rounded to its dtype, and the values in f64.
-struct Matrix {
-  std::int64_t rows = 0, cols = 0;
-  std::vector<double> values;
-  double operator()(std::int64_t row, std::int64_t col) const {
-    return values[static_cast<std::size_t>(row * cols + col)];
-  }
-};
-
-class CpuRig {
+class DeviceRig {
  public:
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
+  Arithmetic arithmetic(Primitive primitive, DType storage) const {
+    return device_->arithmetic(primitive, storage);
+  }
 
   /// Uninitialised memory in this layout, all NaN, neighbours included.
   Tensor make(DType dtype, std::int64_t rows, std::int64_t cols, Layout layout = Layout::dense) {
-    const bool turned = layout == Layout::transposed;
-    const std::int64_t margin = layout == Layout::dense ? 0 : 3;
-    Tensor whole = turned ? device_->allocate(dtype, cols + 2 * margin, rows + 2 * margin)
-                          : device_->allocate(dtype, rows + 2 * margin, cols + 2 * margin);
+    const bool turned = layout == Layout::transposed, padded = layout == Layout::padded;
+    const std::int64_t margin = layout == Layout::dense ? 0 : padded ? 16 : 3;
+    std::int64_t height = rows + 2 * margin, width = cols + 2 * margin;
+    if (turned) std::swap(height, width);
+    if (padded) width += (16 - width % 16) % 16;
+    Tensor whole = device_->allocate(*stream_, dtype, height, width);
     device_->poison(*stream_, whole);
     if (turned) {
       std::swap(whole.rows, whole.cols);
@@ -63,22 +67,24 @@ class CpuRig {
     return tensor;
   }
 
-  Tensor put_ids(const std::vector<std::int64_t>& ids) {
+  Tensor put_ids(const std::vector<std::int64_t>& ids, Layout layout = Layout::dense) {
     HostTensor host(DType::i64, {1, static_cast<std::int64_t>(ids.size())});
     std::ranges::copy(ids, host.as_mutable<std::int64_t>().begin());
-    return device_->adopt(*stream_, host);
+    const Tensor tensor = make(DType::i64, 1, host.cols(), layout);
+    device_->upload(*stream_, host, tensor);
+    return tensor;
   }
 
   HostTensor get(const Tensor& tensor) { return device_->to_host(*stream_, tensor); }
 
   std::uint64_t hash(const Tensor& tensor) {
-    const Tensor slots = device_->allocate(DType::u64, 1, 2);
+    const Tensor slots = device_->allocate(*stream_, DType::u64, 1, 2);
     device_->hash(*stream_, tensor, slots, 1);
     return get(slots).as<std::uint64_t>()[1];
   }
 
  private:
-  std::unique_ptr<Device> device_ = make_cpu_device();
+  std::unique_ptr<Device> device_ = make_test_device();
   std::unique_ptr<Stream> stream_ = device_->make_stream();
 };
 
@@ -105,7 +111,8 @@ class Words {
   std::uint64_t state_;
 };
 
-inline Matrix random_matrix(DType dtype, std::int64_t rows, std::int64_t cols, std::uint64_t seed, double scale = 1) {
+inline Matrix random_matrix(DType dtype, std::int64_t rows, std::int64_t cols, std::uint64_t seed,
+                            double scale = 1) {
   Words words(seed);
   Matrix matrix{rows, cols, std::vector<double>(static_cast<std::size_t>(rows * cols))};
   for (double& value : matrix.values) value = scale * words.value();
@@ -113,51 +120,25 @@ inline Matrix random_matrix(DType dtype, std::int64_t rows, std::int64_t cols, s
   return matrix;
 }
 
-inline Matrix integer_matrix(std::int64_t rows, std::int64_t cols, std::uint64_t seed, std::int64_t largest) {
+inline Matrix integer_matrix(std::int64_t rows, std::int64_t cols, std::uint64_t seed,
+                             std::int64_t largest) {
   Words words(seed);
   Matrix matrix{rows, cols, std::vector<double>(static_cast<std::size_t>(rows * cols))};
   for (double& value : matrix.values) value = static_cast<double>(words.integer(-largest, largest));
   return matrix;
 }
 
-/// A twin's answer: the value in f64 and the error that one correct evaluation typically has.
-struct Twin {
-  std::vector<double> value, budget;
-  void add(double v, double b) {
-    value.push_back(v);
-    budget.push_back(b);
-  }
-};
-
-/// Largest |e| / b. No error counts 0, an error without budget is infinite, and so is NaN.
-inline double worst_ratio(const std::vector<double>& got, const Twin& twin) {
-  double worst = got.size() == twin.value.size() ? 0 : std::numeric_limits<double>::infinity();
-  for (std::size_t i = 0; i < std::min(got.size(), twin.value.size()); ++i) {
-    const double error = std::abs(got[i] - twin.value[i]);
-    const double ratio = error == 0 ? 0 : error / twin.budget[i];
-    worst = ratio <= worst ? worst : std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
-  }
-  return worst;
-}
-
-/// The limits of the local check: A <= 8 (4 for bf16, whose one rounding rules), B <= 0.7 from 256 elements on.
-inline testing::AssertionResult within_budget(const HostTensor& got, const Twin& twin) {
-  const std::vector<double> values = got.to_f64();
-  const double a = worst_ratio(values, twin);
-  if (!(a <= (got.dtype() == DType::bf16 ? 4 : 8))) return testing::AssertionFailure() << "A = " << a;
-  double squares = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double error = values[i] - twin.value[i];
-    squares += error == 0 ? 0 : error * error / (twin.budget[i] * twin.budget[i]);
-  }
-  const double b = std::sqrt(squares / static_cast<double>(std::max<std::size_t>(values.size(), 1)));
-  if (values.size() >= 256 && !(b <= 0.7)) return testing::AssertionFailure() << "B = " << b;
-  return testing::AssertionSuccess() << "A = " << a << ", B = " << b;
+/// The limits of the local check, with the measured statistics for the reader.
+inline testing::AssertionResult within_budget(const HostTensor& got, const twin::Answer& want) {
+  const twin::Distance d = twin::distance(got.to_f64(), want);
+  const bool within = twin::within_limits(d, got.dtype(), want.value.size());
+  return (within ? testing::AssertionSuccess() : testing::AssertionFailure())
+         << "A = " << d.worst << ", B = " << d.root_mean_square;
 }
 
 /// The bits of a twin's exact answer.
 inline HostTensor exactly(DType dtype, const Matrix& matrix) {
-  return round_to(dtype, {matrix.rows, matrix.cols}, matrix.values);
+  return twin::rounded(dtype, matrix);
 }
 
 /// A copy with one bit of one element changed.

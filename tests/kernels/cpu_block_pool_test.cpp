@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Freed blocks come back for tensors of about their size, and never more than the limit is kept.
-#include "kernels/cpu/block_pool.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <thread>
+#include <vector>
 
-#include "tests/kernels/cpu_rig.hpp"
+#include "kernels/cpu/block_pool.hpp"
+#include "kernels/cpu/cpu_device.hpp"
 
 namespace shardcheck::cpu {
 namespace {
@@ -77,7 +77,8 @@ TEST(BlockPool, MayOutliveItsDevice) {
   Tensor tensor;
   {
     const auto device = make_cpu_device();
-    tensor = device->allocate(DType::f32, 512, 512);
+    const auto stream = device->make_stream();
+    tensor = device->allocate(*stream, DType::f32, 512, 512);
   }
   tensor = {};
 }

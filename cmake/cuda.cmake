@@ -1,0 +1,42 @@
+# Looks for a CUDA toolkit around the nvcc of CUDACXX, CUDA_PATH, /usr/local/cuda or PATH, in this order, and sets
+# SHARDCHECK_CUDA_FOUND. Without one everything but the cuda device is built, and `shardcheck info` says so.
+set(SHARDCHECK_CUDA_FOUND FALSE)
+if(NOT SHARDCHECK_CUDA)
+  message(STATUS "cuda device: not built, SHARDCHECK_CUDA is off")
+  return()
+endif()
+
+find_program(SHARDCHECK_NVCC nvcc HINTS $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+mark_as_advanced(SHARDCHECK_NVCC)
+if(NOT DEFINED ENV{CUDACXX} AND SHARDCHECK_NVCC)
+  set(ENV{CUDACXX} ${SHARDCHECK_NVCC})
+endif()
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${SHARDCHECK_CUDA_ARCHITECTURES})
+endif()
+# nvcc's own default may be an architecture that it no longer knows; the trial compilation must use ours.
+set(ENV{CUDAARCHS} "${CMAKE_CUDA_ARCHITECTURES}")
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "cuda device: not built, no nvcc that works in CUDACXX, CUDA_PATH, /usr/local/cuda or PATH")
+  return()
+endif()
+
+enable_language(CUDA)
+# CMake 3.25 does not know that nvcc speaks C++20.
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
+find_package(CUDAToolkit)
+if(NOT TARGET CUDA::cudart OR NOT TARGET CUDA::cublasLt)
+  message(STATUS "cuda device: not built, the toolkit of ${CMAKE_CUDA_COMPILER} lacks cudart or cublasLt")
+  return()
+endif()
+set(SHARDCHECK_CUDA_FOUND TRUE)
+message(STATUS "cuda device: CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

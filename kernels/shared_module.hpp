@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of the program that are opened on request: libshardcheck_<name>.so.
+#pragma once
+
+#include <string>
+
+namespace shardcheck {
+
+/// "libshardcheck_cuda.so".
+std::string module_file(const std::string& name);
+
+/// Address of a symbol in a module; null and the reason in `why` if there is no module or it can't be opened (a library
+/// that it needs is missing, say). Looks into the folders of SHARDCHECK_MODULES (separated by ':'), then beside the
+/// program, in modules/ beside it, and in ../lib/shardcheck. A module stays open until the process ends.
+void* module_symbol(const std::string& name, const std::string& symbol, std::string& why);
+
+}  // namespace shardcheck

@@ -1,0 +1,142 @@
+# Run by ctest: CASE of what run.sh must do with the bundle that lies packed in FOLDER. See cmake/gpu_bundle.cmake.
+cmake_minimum_required(VERSION 3.25)
+set(work "${FOLDER}/of ${CASE}")  # with a space in it
+file(REMOVE_RECURSE "${work}")
+file(ARCHIVE_EXTRACT INPUT ${FOLDER}/shardcheck-gpu-bundle.tar.gz DESTINATION "${work}")
+set(bundle "${work}/shardcheck-gpu-bundle")
+set(run "${bundle}/run.sh" --json "${work}/report.json")
+set(ENV{CUDA_VISIBLE_DEVICES} "")  # what these cases are about must not depend on this machine's GPU
+unset(ENV{SHARDCHECK_SHARE})
+unset(ENV{SHARDCHECK_MODULES})
+unset(ENV{LD_LIBRARY_PATH})
+
+# expect(CODE PATTERN command...): exit code, and a message of one line that matches. A report only with code 0 or 1.
+function(expect expected pattern)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${work}" RESULT_VARIABLE code
+    OUTPUT_VARIABLE text ERROR_VARIABLE message)
+  if(NOT code EQUAL expected)
+    message(FATAL_ERROR "${ARGN}\nended with ${code}, not ${expected}:\n${text}${message}")
+  endif()
+  if(NOT message MATCHES "^[^\n]*${pattern}[^\n]*\n$" OR NOT text STREQUAL "")
+    message(FATAL_ERROR "${ARGN}\nsays\n${text}${message}and not one line with ${pattern}")
+  endif()
+  if(EXISTS "${work}/report.json")
+    message(FATAL_ERROR "${ARGN}\nended with ${code} and wrote a report all the same")
+  endif()
+endfunction()
+
+function(needed name output)
+  file(STRINGS "${bundle}/needs" line REGEX "^${name}=")
+  string(REPLACE "${name}=" "" value "${line}")
+  set(${output} "${value}" PARENT_SCOPE)
+endfunction()
+
+# Empty files in place of CUDA's libraries, as many folders as are given, the first library into the first.
+function(fake_libraries)
+  needed(cuda_libraries names)
+  separate_arguments(names)
+  set(index 0)
+  list(LENGTH ARGN folders)
+  foreach(name ${names})
+    math(EXPR at "${index} % ${folders}")
+    list(GET ARGN ${at} folder)
+    file(WRITE "${folder}/${name}" "")
+    math(EXPR index "${index} + 1")
+  endforeach()
+endfunction()
+
+# How it says that no GPU answers: run.sh itself, or with a driver that sees none, gpu_stages.
+set(gpu_message "no (GPU answers here: no NVIDIA driver is loaded|device of kind cuda answers: none)")
+
+if(CASE STREQUAL needs)
+  # Debian 12's versions; who builds on a newer system gets a bundle for that, which is no fault of the bundle.
+  execute_process(COMMAND getconf GNU_LIBC_VERSION OUTPUT_VARIABLE here)
+  string(REGEX MATCH "[0-9]+[.][0-9]+" here "${here}")
+  if(here VERSION_GREATER 2.36)
+    message("SKIPPED: this system has glibc ${here}; whether the bundle runs with 2.36 shows where it is built with that")
+    return()
+  endif()
+  needed(glibc glibc)
+  needed(glibcxx glibcxx)
+  needed(cuda_libraries libraries)
+  if(glibc VERSION_GREATER 2.36 OR glibcxx VERSION_GREATER 3.4.30 OR glibc VERSION_LESS 2.14)
+    message(FATAL_ERROR "the bundle needs glibc ${glibc} and GLIBCXX_${glibcxx}")
+  endif()
+  if(NOT libraries MATCHES "libcublasLt[.]so[.]1[3-9]")
+    message(FATAL_ERROR "the cuda device needs '${libraries}', and not cuBLASLt?")
+  endif()
+  file(GLOB binaries "${bundle}/bin/*" "${bundle}/modules/*" "${bundle}/lib/*")
+  foreach(binary ${binaries})
+    execute_process(COMMAND ${OBJDUMP} -p ${binary} OUTPUT_VARIABLE text)
+    if(text MATCHES "R(UN)?PATH +[^\n]+" OR text MATCHES "NEEDED +lib(mpi|nccl|python)[^\n]*")
+      message(FATAL_ERROR "${binary}: ${CMAKE_MATCH_0}")
+    endif()
+  endforeach()
+
+elseif(CASE STREQUAL no_gpu)
+  expect(2 "${gpu_message}" ${run})
+
+elseif(CASE STREQUAL wrong_cuda_libs)
+  file(MAKE_DIRECTORY "${work}/empty")
+  expect(2 "--cuda-libs [^\n]*empty: lib[^\n]*cublasLt[.]so[.][0-9]+[^\n]* not found" ${run} --cuda-libs "${work}/empty")
+  expect(2 "--cuda-libs [^\n]*nowhere: there is no such folder" ${run} --cuda-libs "${work}/nowhere")
+
+elseif(CASE STREQUAL cuda_libs_layouts)
+  set(site "${work}/lib/python3.11/site-packages")
+  fake_libraries("${work}/toolkit/lib64")
+  fake_libraries("${site}/nvidia/cu13/lib")
+  fake_libraries("${work}/old/nvidia/cublas/lib" "${work}/old/nvidia/cuda_runtime/lib")
+  foreach(folder toolkit toolkit/lib64 lib/python3.11/site-packages lib/python3.11/site-packages/nvidia
+      lib/python3.11/site-packages/nvidia/cu13 lib/python3.11/site-packages/nvidia/cu13/lib
+      old old/nvidia old/nvidia/cublas old/nvidia/cublas/lib)
+    expect(2 "${gpu_message}" ${run} --cuda-libs "${work}/${folder}")  # so the libraries were found
+  endforeach()
+
+elseif(CASE STREQUAL old_glibc)
+  foreach(name getconf ldd)
+    file(WRITE "${work}/fake/${name}" "#!/bin/sh\necho 'glibc 2.31'\n")
+    file(CHMOD "${work}/fake/${name}" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+  endforeach()
+  set(ENV{PATH} "${work}/fake:$ENV{PATH}")
+  needed(glibc glibc)
+  expect(2 "this system has glibc 2[.]31; these programs need glibc ${glibc} or newer" ${run})
+  file(WRITE "${work}/fake/getconf" "#!/bin/sh\nexit 1\n")
+  file(WRITE "${work}/fake/ldd" "#!/bin/sh\necho 'ldd (Debian GLIBC 2.28-10) 2.28'\n")
+  expect(2 "this system has glibc 2[.]28; these programs" ${run})
+  file(WRITE "${work}/fake/ldd" "#!/bin/sh\necho 'musl libc (x86_64)'\n")
+  expect(2 "this system has no glibc" ${run})
+
+elseif(CASE STREQUAL bad_usage)
+  expect(2 "unknown argument '--devise'" ${run} --devise cuda)
+  expect(2 "--stages needs a value" ${run} --stages)
+  expect(2 "no stage begins with \"kernals\"" ${run} --device emu --stages kernals)
+  expect(2 "no device of kind abacus answers|device 'abacus' is unknown" ${run} --device abacus)
+
+elseif(CASE STREQUAL no_source_tree)
+  # The sources may be on this machine, and the programs know where; the bundle's own files come first.
+  set(ENV{LD_LIBRARY_PATH} "${bundle}/lib")
+  execute_process(COMMAND "${bundle}/bin/shardcheck" info OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+  string(FIND "${text}" "${bundle}/share/shardcheck" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "shardcheck info does not name the bundle's own files:\n${text}")
+  endif()
+
+elseif(CASE STREQUAL rehearsal)
+  # The whole way on emu in place of a GPU: programs, stages, table, report.
+  execute_process(COMMAND ${run} --device emu --stages "collectives,verify tiny-llama,repeated,verify SmolLM2,benchmarks"
+    WORKING_DIRECTORY "${work}" RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  if(NOT code EQUAL 0 OR NOT text MATCHES "\n4 passed, 0 failed, 1 skipped, 0 not run in ")
+    message(FATAL_ERROR "run.sh ended with ${code}:\n${text}")
+  endif()
+  file(READ "${work}/report.json" report)
+  string(JSON schema GET "${report}" schema)
+  string(JSON cells GET "${report}" stages 1 figures cells)
+  string(JSON status GET "${report}" stages 3 status)
+  if(NOT schema STREQUAL "shardcheck.gpu-run/1" OR NOT cells EQUAL 24 OR NOT status STREQUAL "skipped")
+    message(FATAL_ERROR "the report is wrong:\n${report}")
+  endif()
+
+else()
+  message(FATAL_ERROR "there is no case ${CASE}")
+endif()
+file(REMOVE_RECURSE "${work}")
