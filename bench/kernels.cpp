@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -477,6 +478,9 @@ int main(int argc, char** argv) {
   } catch (const InputError& error) {
     fmt::print(stderr, "bench_kernels: {}\n", error.what());
     return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_kernels: {}\n", error.what());
+    return 3;
   }
   benchmark::Shutdown();
   return 0;

@@ -8,9 +8,11 @@ if(TARGET shardcheck)
   list(APPEND targets shardcheck)
 endif()
 install(TARGETS ${targets} EXPORT shardcheckTargets)
-if(TARGET shardcheck_cuda)
-  install(TARGETS shardcheck_cuda LIBRARY DESTINATION lib/shardcheck)  # where kernels/shared_module.cpp looks
-endif()
+foreach(module cuda nccl mpi)
+  if(TARGET shardcheck_${module})
+    install(TARGETS shardcheck_${module} LIBRARY DESTINATION lib/shardcheck)  # where kernels/shared_module.cpp looks
+  endif()
+endforeach()
 install(EXPORT shardcheckTargets NAMESPACE shardcheck:: DESTINATION ${config_dir})
 
 # A header whose opening comment says "Private" is for the .cpp files beside it and stays at home. Only such headers may

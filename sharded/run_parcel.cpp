@@ -13,7 +13,10 @@ namespace {
 
 void write(ParcelWriter& out, const LedgerRecord& record) {
   out.value(record.kind).text(record.site).text(record.what).text(record.group).value(record.group_size);
-  out.value(record.dtype).value(record.reduction.op).value(record.reduction.order).value(record.reduction.hop);
+  out.value(record.dtype)
+      .value(record.reduction.op)
+      .value(record.reduction.order)
+      .value(record.reduction.hop);
   out.value(record.payload_bytes).value(record.own_bytes).value(record.flops).value(record.moved_bytes);
   out.value(record.phase).value(record.step);
 }
@@ -39,7 +42,12 @@ LedgerRecord read_record(ParcelReader& in) {
 }
 
 void write(ParcelWriter& out, const WiringMismatch& mismatch) {
-  out.value(mismatch.rank).value(mismatch.phase).value(mismatch.step).text(mismatch.value).text(mismatch.consumer).text(mismatch.part);
+  out.value(mismatch.rank)
+      .value(mismatch.phase)
+      .value(mismatch.step)
+      .text(mismatch.value)
+      .text(mismatch.consumer)
+      .text(mismatch.part);
 }
 
 WiringMismatch read_mismatch(ParcelReader& in) {
@@ -54,7 +62,12 @@ WiringMismatch read_mismatch(ParcelReader& in) {
 }
 
 void write(ParcelWriter& out, const RunEnd& end) {
-  out.text(end.site).value(end.order).value(end.phase).value(end.step).text(end.message).value(end.ranks.size());
+  out.text(end.site)
+      .value(end.order)
+      .value(end.phase)
+      .value(end.step)
+      .text(end.message)
+      .value(end.ranks.size());
   for (const int rank : end.ranks) out.value(rank);
 }
 
@@ -76,7 +89,8 @@ std::map<std::string_view, const Value*> written(const Program& program, Phase p
   const auto found = program.instructions.find(phase);
   if (found == program.instructions.end()) return values;
   for (const Instruction& instruction : found->second) {
-    for (const int output : instruction.outputs) values[program.value(output).name] = &program.value(output);
+    for (const int output : instruction.outputs)
+      values[program.value(output).name] = &program.value(output);
   }
   return values;
 }
@@ -125,7 +139,8 @@ RankPart unpack_part(std::string_view bytes, const Program& program, TapSink* ta
     if (values.find(info.phase) == values.end()) values[info.phase] = written(program, info.phase);
     const auto found = values[info.phase].find(name);
     if (found == values[info.phase].end()) {
-      throw CommError(fmt::format("another process sends a value {} that this one's program lacks", name));
+      throw CommError(
+          fmt::format("another process sends a value {} that this one's program lacks", name));
     }
     info.layout = &found->second->layout;
     taps->take(info, std::move(value));

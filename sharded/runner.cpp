@@ -52,6 +52,7 @@ class RankRun {
   };
 
   void execute(const Instruction& instruction) {
+    const NamedRange named = context_.device().range(instruction.site);
     std::vector<Tensor> inputs;
     for (const int index : instruction.inputs) inputs.push_back(input(index));
     for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -287,7 +288,8 @@ RunResult run_program(const Program& program, World& world, std::span<Device* co
   std::string mine;
   for (int rank = 0; rank < program.mesh.ranks() && !world.judges(); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    if (world.runs(rank)) mine = pack_part({rank, result.ledgers[r], mismatches[r], checks[r], end}, relay ? &*relay : nullptr);
+    if (!world.runs(rank)) continue;
+    mine = pack_part({rank, result.ledgers[r], mismatches[r], checks[r], end}, relay ? &*relay : nullptr);
   }
   for (const std::string& bytes : world.gather(std::move(mine))) {
     if (bytes.empty()) continue;  // this process's own

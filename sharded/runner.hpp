@@ -45,7 +45,7 @@ struct WiringMismatch {
   Phase phase = Phase::prefill;
   int step = 0;
   std::string value, consumer;
-  std::string part;  // of a fused instruction: the op that gives other bytes, and no consumer; else empty
+  std::string part = {};  // of a fused instruction: the op that gives other bytes, and no consumer; else empty
 };
 
 /// Where a forced program could not go on, because local shapes don't fit.

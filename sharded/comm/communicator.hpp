@@ -74,13 +74,13 @@ class World {
   /// with all call sites; it is rethrown as it is, as is one about ranks that disagree.
   virtual void run(const std::function<void(int rank)>& body) = 0;
 
-  // ---- where ranks are processes, each of them runs the same program and sees its own rank's results ----
+  // ---- where ranks are processes, each of them runs the program and sees its own rank's results ----
   /// True if this process runs this rank.
   virtual bool runs(int rank) const { return 0 <= rank && rank < mesh().ranks(); }
   /// True in the process to which gather brings what the others have: it alone judges and prints.
   virtual bool judges() const { return true; }
-  /// To be called by every process after a run. In the one that judges: what each process that runs ranks passed, in the
-  /// order of their ranks. Elsewhere nothing.
+  /// To be called by every process after a run. In the one that judges: what each process that runs a rank passed, by
+  /// rank. Elsewhere nothing.
   virtual std::vector<std::string> gather(std::string bytes) { return {std::move(bytes)}; }
 
   /// What a report must say of how this world moves data; empty if nothing.
@@ -110,16 +110,17 @@ class WorldRegistry {
 };
 
 /// "threads": ranks are threads of this process, and data moves by the device's own copies and sums.
-/// "solo": one rank at a time, for devices without values (meta): checks and records like "threads" but moves nothing and
-/// waits for nobody.
-/// "nccl": threads of this process with a GPU each; NCCL moves the data. A module that is opened when it is asked for.
+/// "solo": one rank at a time, for devices without values (meta): checks and records like "threads" but moves nothing
+/// and waits for nobody.
+/// "nccl": threads of this process with a GPU each; NCCL moves the data. A module, opened when it is asked for.
 /// "mpi": ranks are processes started by mpirun; data moves through their hosts. A module too. It ends with the last
 /// world and registry that used it, and can't be started again.
 /// "mpi+nccl": the same with a GPU for each process; NCCL moves the data.
 WorldRegistry builtin_worlds();
 
 /// The kind that suits: `devices` is how many devices of this kind this process can use. Under mpirun "mpi", or
-/// "mpi+nccl" where each process of the machine has a cuda device of its own; "nccl" where each rank has one; else "threads".
+/// "mpi+nccl" where each process of the machine has a cuda device of its own; "nccl" where each rank has one; else
+/// "threads".
 std::string default_world(const std::string& device_kind, int devices, int ranks);
 
 }  // namespace shardcheck

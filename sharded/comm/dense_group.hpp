@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library of collectives (NCCL) as communicators see it: equal counts and contiguous memory. What is uneven or strided
-// is packed around it, in dense_movement.cpp.
+// A library of collectives (NCCL) as communicators see it: equal counts and contiguous memory. What is uneven or
+// strided is packed around it, in dense_movement.cpp.
 #pragma once
 
 #include <functional>
@@ -14,9 +14,9 @@
 
 namespace shardcheck {
 
-/// One member's end of a group. Calls enqueue on the stream and return; the members' calls have been checked against each
-/// other. All tensors are contiguous and of one dtype. Throws CommError or DeviceError if the library refuses, and in every
-/// call once the group has been aborted.
+/// One member's end of a group. Calls enqueue on the stream and return; the members' calls have been checked against
+/// each other. All tensors are contiguous and of one dtype. Throws CommError or DeviceError if the library refuses, and
+/// in every call once the group has been aborted.
 class DenseGroup {
  public:
   struct Message {
@@ -53,8 +53,8 @@ class DenseGroup {
 struct Joining {
   std::string id;  // the group's, of CollectiveLibrary::new_id
   int size = 0, member = 0;
-  std::string name;                // for messages: "tp, rank 3"
-  std::function<bool()> stopped;   // true once the run has ended while members are still missing
+  std::string name;               // for messages: "tp, rank 3"
+  std::function<bool()> stopped;  // true once the run has ended while members are still missing
 };
 
 /// What a module of collectives offers.
@@ -75,6 +75,7 @@ class CollectiveLibrary {
 
 /// Enqueues what fills this member's out: packs its operands, lets the group move them, and unpacks. Bits are those of
 /// thread ranks, except where the group sums in an order of its own.
-void move_densely(DenseGroup& group, Device& device, Stream& stream, int size, int member, const Post& post);
+void move_densely(DenseGroup& group, Device& device, Stream& stream, int size, int member,
+                  const Post& post);
 
 }  // namespace shardcheck

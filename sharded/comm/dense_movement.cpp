@@ -20,14 +20,21 @@ Tensor matrix(const Tensor& flat, std::int64_t begin, std::int64_t rows, std::in
 }
 
 Tensor range_of(const Tensor& tensor, Dim dim, const Range& range) {
-  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end) : tensor.col_range(range.begin, range.end);
+  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end)
+                            : tensor.col_range(range.begin, range.end);
 }
 
 /// One collective of one member.
 class DenseMovement {
  public:
   DenseMovement(DenseGroup& group, Device& device, Stream& stream, int size, int member, const Post& post)
-      : group_(group), device_(device), stream_(stream), size_(size), member_(member), post_(post), call_(post.call) {}
+      : group_(group),
+        device_(device),
+        stream_(stream),
+        size_(size),
+        member_(member),
+        post_(post),
+        call_(post.call) {}
 
   void run() {
     if (call_.rows * call_.cols == 0) return;
@@ -58,7 +65,8 @@ class DenseMovement {
   }
 
   void reduce_scatter() {
-    if (!group_.reduce_scatters(call_.reduction, post_.in)) return fill_from_gathered(post_.in, Dim::tokens, nullptr);
+    if (!group_.reduce_scatters(call_.reduction, post_.in))
+      return fill_from_gathered(post_.in, Dim::tokens, nullptr);
     const std::int64_t slot = largest(*call_.part, call_.dim);
     if (slot == 0) return;
     const Tensor slots = new_slots(slot);
@@ -99,8 +107,9 @@ class DenseMovement {
     for (int peer = 0; peer < size_; ++peer) {
       const Tensor sent = of_split(peer);
       const std::int64_t theirs = call_.concat_part->size(peer), mine = call_.part->size(member_);
-      received.push_back(call_.concat == Dim::tokens ? device_.allocate(stream_, call_.dtype, theirs, mine)
-                                                     : device_.allocate(stream_, call_.dtype, mine, theirs));
+      received.push_back(call_.concat == Dim::tokens
+                             ? device_.allocate(stream_, call_.dtype, theirs, mine)
+                             : device_.allocate(stream_, call_.dtype, mine, theirs));
       if (peer == member_) {
         device_.copy(stream_, sent, received.back());
         continue;
@@ -112,9 +121,10 @@ class DenseMovement {
     for (int from = size_ - 1; from >= 0; --from) {  // where parts overlap the lowest owner's numbers stay
       std::int64_t at = 0;
       for (const Range& range : call_.concat_part->of(from)) {
-        device_.copy(stream_,
-                     range_of(received[static_cast<std::size_t>(from)], call_.concat, {at, at + range.size()}),
-                     range_of(post_.out, call_.concat, range));
+        device_.copy(
+            stream_,
+            range_of(received[static_cast<std::size_t>(from)], call_.concat, {at, at + range.size()}),
+            range_of(post_.out, call_.concat, range));
         at += range.size();
       }
     }
@@ -128,7 +138,8 @@ class DenseMovement {
                               : device_.allocate(stream_, call_.dtype, post_.in.rows, extent);
     std::int64_t at = 0;
     for (const Range& range : call_.part->of(member)) {
-      device_.copy(stream_, range_of(post_.in, call_.dim, range), range_of(packed, call_.dim, {at, at + range.size()}));
+      device_.copy(stream_, range_of(post_.in, call_.dim, range),
+                   range_of(packed, call_.dim, {at, at + range.size()}));
       at += range.size();
     }
     return packed;
@@ -149,7 +160,8 @@ class DenseMovement {
     }
     const bool direct = post_.out.contiguous();
     const DenseGroup::Message received{
-        direct ? post_.out : device_.allocate(stream_, call_.dtype, call_.rows, call_.cols), 1 - member_};
+        direct ? post_.out : device_.allocate(stream_, call_.dtype, call_.rows, call_.cols),
+        1 - member_};
     group_.exchange(stream_, {}, {&received, 1});
     if (!direct) device_.copy(stream_, received.tensor, post_.out);
   }
@@ -167,7 +179,8 @@ class DenseMovement {
   }
   Tensor slot_of(const Tensor& slots, int member, const Partition& part, Dim dim) const {
     const std::int64_t extent = part.size(member), begin = member * slots.cols;
-    return dim == Dim::tokens ? matrix(slots, begin, extent, call_.cols) : matrix(slots, begin, call_.rows, extent);
+    return dim == Dim::tokens ? matrix(slots, begin, extent, call_.cols)
+                              : matrix(slots, begin, call_.rows, extent);
   }
   /// The tensor's elements at the start of a contiguous one of `elements`; itself where it is that already.
   Tensor packed(const Tensor& tensor, std::int64_t elements) {
@@ -188,7 +201,8 @@ class DenseMovement {
 
 }  // namespace
 
-void move_densely(DenseGroup& group, Device& device, Stream& stream, int size, int member, const Post& post) {
+void move_densely(DenseGroup& group, Device& device, Stream& stream, int size, int member,
+                  const Post& post) {
   DenseMovement(group, device, stream, size, member, post).run();
 }
 

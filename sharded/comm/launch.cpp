@@ -24,8 +24,10 @@ Launch detect_launch() {
   Launch launch;
   launch.processes = number("OMPI_COMM_WORLD_SIZE", number("PMI_SIZE", 1));
   launch.process = number("OMPI_COMM_WORLD_RANK", number("PMI_RANK", 0));
-  launch.local_processes = number("OMPI_COMM_WORLD_LOCAL_SIZE", number("MPI_LOCALNRANKS", launch.processes));
-  launch.local_process = number("OMPI_COMM_WORLD_LOCAL_RANK", number("MPI_LOCALRANKID", launch.process));
+  launch.local_processes = number("OMPI_COMM_WORLD_LOCAL_SIZE",
+                                  number("MPI_LOCALNRANKS", launch.processes));
+  launch.local_process = number("OMPI_COMM_WORLD_LOCAL_RANK",
+                                number("MPI_LOCALRANKID", launch.process));
   return launch;
 }
 

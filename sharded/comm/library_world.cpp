@@ -25,14 +25,16 @@ constexpr std::chrono::milliseconds kWatchEvery{50};
 /// end them when a rank has failed.
 class Groups {
  public:
-  Groups(CollectiveLibrary& library, Rendezvous& rendezvous) : library_(library), rendezvous_(rendezvous) {}
+  Groups(CollectiveLibrary& library, Rendezvous& rendezvous)
+      : library_(library), rendezvous_(rendezvous) {}
 
   /// Joins this member; returns when all have. The group lives until the run has ended on all ranks.
   DenseGroup& join(const Meeting& meeting, int member, Stream& stream) {
     Joining joining;
     joining.size = static_cast<int>(meeting.members.size());
     joining.member = member;
-    joining.name = fmt::format("group {}, rank {}", meeting.group, meeting.members[static_cast<std::size_t>(member)]);
+    joining.name = fmt::format("group {}, rank {}", meeting.group,
+                               meeting.members[static_cast<std::size_t>(member)]);
     joining.stopped = [this] { return rendezvous_.stopped(); };
     {
       const std::lock_guard lock(mutex_);
@@ -85,7 +87,8 @@ class Groups {
 };
 
 struct Shared {
-  Shared(int ranks, std::shared_ptr<CollectiveLibrary> of) : rendezvous(ranks), library(std::move(of)) {}
+  Shared(int ranks, std::shared_ptr<CollectiveLibrary> of)
+      : rendezvous(ranks), library(std::move(of)) {}
   Rendezvous rendezvous;
   std::shared_ptr<CollectiveLibrary> library;
   Groups groups{*library, rendezvous};
@@ -106,11 +109,13 @@ class LibraryCommunicator final : public MemberCommunicator {
     }
     if (!post.call.pairwise()) post.call.sequence = calls_++;  // messages concern two members alone
     const int peer = post.call.peer;
-    if (!post.call.pairwise()) return meet(*rendezvous.meeting(group().name, group().members, false), rank(), stream, post);
+    if (!post.call.pairwise())
+      return meet(*rendezvous.meeting(group().name, group().members, false), rank(), stream, post);
     if (peer < 0) require_sound(post.call);  // nobody to meet
     const int self = group().world_rank(rank());
     const bool sends = post.call.kind == CollectiveKind::send;
-    const auto pair = rendezvous.meeting(group().name, {sends ? self : peer, sends ? peer : self}, true);
+    const auto pair = rendezvous.meeting(group().name, {sends ? self : peer, sends ? peer : self},
+                                         true);
     meet(*pair, sends ? 0 : 1, stream, post);
   }
 
@@ -132,7 +137,8 @@ class LibraryWorld final : public World {
  public:
   LibraryWorld(const Mesh& mesh, std::shared_ptr<CollectiveLibrary> library)
       : mesh_(mesh), shared_(std::make_shared<Shared>(mesh.ranks(), std::move(library))) {
-    if (const std::string why = shared_->library->refusal(mesh.ranks()); !why.empty()) throw InputError(why);
+    if (const std::string why = shared_->library->refusal(mesh.ranks()); !why.empty())
+      throw InputError(why);
   }
 
   const Mesh& mesh() const override { return mesh_; }
@@ -142,8 +148,9 @@ class LibraryWorld final : public World {
     GroupView view = group_view(mesh_, rank, axes);
     if (view.size() == 1) return make_single_communicator(std::move(view), device, ledger);
     if (device.kind() != shared_->library->device_kind()) {
-      throw InputError(fmt::format("this communicator moves data of device {} only, not of {}; use threads",
-                                   shared_->library->device_kind(), device.kind()));
+      throw InputError(
+          fmt::format("this communicator moves data of device {} only, not of {}; use threads",
+                      shared_->library->device_kind(), device.kind()));
     }
     return std::make_unique<LibraryCommunicator>(std::move(view), device, ledger, shared_);
   }

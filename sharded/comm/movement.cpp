@@ -84,7 +84,8 @@ void Movement::reduce_columns(int member) {
   device_.reduce_n(stream_, in_, call_.reduction, 0, whole.elements(), whole);
   std::int64_t filled = 0;
   for (const Range& range : call_.part->of(member)) {
-    device_.copy(stream_, whole.col_range(range.begin, range.end), out.col_range(filled, filled + range.size()));
+    device_.copy(stream_, whole.col_range(range.begin, range.end),
+                 out.col_range(filled, filled + range.size()));
     filled += range.size();
   }
 }

@@ -31,7 +31,8 @@ class ParcelWriter {
   ParcelWriter& tensor(const HostTensor& host) {
     value(host.dtype()).value(host.shape().size());
     for (const std::int64_t extent : host.shape()) value(extent);
-    if (!host.shape().empty()) bytes_.append(reinterpret_cast<const char*>(host.data()), host.bytes());
+    if (!host.shape().empty())
+      bytes_.append(reinterpret_cast<const char*>(host.data()), host.bytes());
     return *this;
   }
   std::string take() { return std::move(bytes_); }
@@ -67,7 +68,8 @@ class ParcelReader {
 
  private:
   std::string_view next(std::size_t count) {
-    if (count > rest_.size()) throw CommError("a message between processes is shorter than it says");
+    if (count > rest_.size())
+      throw CommError("a message between processes is shorter than it says");
     const std::string_view result = rest_.substr(0, count);
     rest_.remove_prefix(count);
     return result;

@@ -58,10 +58,11 @@ std::optional<ProcessLink::Message> ProcessLink::poll(int from) {
 
 void ProcessLink::keep(const Deadline& deadline, int from, const Waiting& waiting) {
   if (!deadline || std::chrono::steady_clock::now() < *deadline) return;
-  wire_->abort(fmt::format(
-      "rank {} has waited {} s for rank {}: {}. Rank {} hangs, waits for something else, or needs longer; "
-      "SHARDCHECK_TIMEOUT sets the seconds to wait",
-      rank(), std::chrono::duration<double>(timeout_).count(), from, waiting(), from));
+  wire_->abort(
+      fmt::format("rank {} has waited {} s for rank {}: {}. Rank {} hangs, waits for something "
+                  "else, or needs longer; "
+                  "SHARDCHECK_TIMEOUT sets the seconds to wait",
+                  rank(), std::chrono::duration<double>(timeout_).count(), from, waiting(), from));
 }
 
 ProcessLink::Message ProcessLink::await(int from, const Deadline& deadline, const Waiting& waiting) {
@@ -86,8 +87,9 @@ void ProcessLink::hear_alerts() {
     alerted_[index] = true;
     const End end = unpack(*message);
     if (!stop_text_.empty()) continue;
-    stop_text_ = end.cause == Cause::misfit ? end.text
-                                            : fmt::format("stopped, because rank {} failed: {}", other, end.text);
+    stop_text_ = end.cause == Cause::misfit
+                     ? end.text
+                     : fmt::format("stopped, because rank {} failed: {}", other, end.text);
   }
 }
 
@@ -125,15 +127,16 @@ void ProcessLink::begin(const std::string& what) {
     const Message message = await(other, std::nullopt, {});
     if (message.kind == Kind::begin && message.bytes == what) continue;
     running_ = false;
-    throw CommError(fmt::format("rank {} begins a run over {}, but rank {} {}; all processes must run the same command on "
-                                "the same files",
-                                rank(), what, other,
-                                message.kind == Kind::begin ? "begins one over " + message.bytes : "does something else"));
+    throw CommError(fmt::format(
+        "rank {} begins a run over {}, but rank {} {}; all processes must run the same command on "
+        "the same files",
+        rank(), what, other,
+        message.kind == Kind::begin ? "begins one over " + message.bytes : "does something else"));
   }
 }
 
-std::vector<std::string> ProcessLink::exchange(const std::vector<int>& peers, const std::string& call,
-                                               const Waiting& waiting) {
+std::vector<std::string> ProcessLink::exchange(const std::vector<int>& peers,
+                                               const std::string& call, const Waiting& waiting) {
   if (stopped()) throw_stopped(stop_text_, waiting);
   for (const int peer : peers) tell(peer, Kind::call, call);
   const Deadline until = deadline();
@@ -154,9 +157,11 @@ std::string ProcessLink::await_call(int from, const Deadline& deadline, const Wa
   }
   if (stopped()) throw_stopped(stop_text_, waiting);
   if (ended->cause != Cause::none) throw_stopped(ended->text, waiting);
-  misfit(fmt::format("deadlock: rank {} has returned while rank {} waits for it: rank {} waits in {}. Every rank must issue "
-                     "the same collectives in the same order.",
-                     from, rank(), rank(), waiting()));
+  misfit(
+      fmt::format("deadlock: rank {} has returned while rank {} waits for it: rank {} waits in {}. "
+                  "Every rank must issue "
+                  "the same collectives in the same order.",
+                  from, rank(), rank(), waiting()));
 }
 
 void ProcessLink::end(const std::exception_ptr& exception) {
@@ -177,7 +182,8 @@ void ProcessLink::end(const std::exception_ptr& exception) {
     const auto index = static_cast<std::size_t>(other);
     if (other == rank()) continue;
     while (!ended_[index]) {
-      const Message message = await(other, until, waiting);  // calls that wait for this rank will learn that it has ended
+      const Message message = await(
+          other, until, waiting);  // calls that wait for this rank will learn that it has ended
       if (message.kind == Kind::ended) ended_[index] = unpack(message.bytes);
     }
     ends[index] = *ended_[index];
@@ -193,7 +199,8 @@ void ProcessLink::end(const std::exception_ptr& exception) {
 }
 
 /// A rank's own failure comes before what it did to others.
-void ProcessLink::throw_cause(const std::vector<End>& ends, int self, const std::exception_ptr& exception) {
+void ProcessLink::throw_cause(const std::vector<End>& ends, int self,
+                              const std::exception_ptr& exception) {
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
     if (ends[rank].cause != Cause::own) continue;
     if (static_cast<int>(rank) == self) rethrow_with_rank(exception, self);
@@ -219,9 +226,11 @@ std::vector<std::string> ProcessLink::gather(std::string bytes) {
   for (int other = 1; other < ranks_; ++other) {
     Message message = await(other, until, waiting);
     if (message.kind != Kind::result) {
-      throw CommError(fmt::format("rank {} does something else while rank 0 gathers results; all processes must run the same "
-                                  "command on the same files",
-                                  other));
+      throw CommError(
+          fmt::format("rank {} does something else while rank 0 gathers results; all processes "
+                      "must run the same "
+                      "command on the same files",
+                      other));
     }
     all.push_back(std::move(message.bytes));
   }

@@ -16,9 +16,9 @@
 
 namespace shardcheck {
 
-/// One process's side; its rank is its process number. What one process says to another comes in this order: it begins a
-/// run, makes its calls, has ended; then its results. A failure is told on a channel of its own too, so that a rank that
-/// waits for a third hears of it at once. Where nothing comes in time the whole job is ended.
+/// One process's side; its rank is its process number. What one process says to another comes in this order: it begins
+/// a run, makes its calls, has ended; then its results. A failure is told on a channel of its own too, so that a rank
+/// that waits for a third hears of it at once. Where nothing comes in time the whole job is ended.
 class ProcessLink {
  public:
   /// What this rank waits in, for messages.
@@ -32,11 +32,13 @@ class ProcessLink {
   std::uint64_t run() const { return run_; }
   bool running() const { return running_; }
 
-  /// Waits for all ranks, however long they take to come here. Throws CommError if they begin something else than `what`.
+  /// Waits for all ranks, however long they take to come here. Throws CommError if they begin something else than
+  /// `what`.
   void begin(const std::string& what);
   /// Returns when the peers' calls are here, by peer, and this rank's has left. Throws CommError if a peer has ended or
   /// another rank failed.
-  std::vector<std::string> exchange(const std::vector<int>& peers, const std::string& call, const Waiting& waiting);
+  std::vector<std::string> exchange(const std::vector<int>& peers, const std::string& call,
+                                    const Waiting& waiting);
   /// The ranks don't fit together: stops the run. Throws CommError.
   [[noreturn]] void misfit(const std::string& text);
   /// True if another rank is known to have failed.

@@ -42,7 +42,8 @@ class ProcessCommunicator final : public MemberCommunicator {
  private:
   void exchange(Stream& stream, Post post) override {
     ProcessLink& link = shared_->link;
-    if (!link.running()) throw CommError(describe(post.call) + ": ranks can meet only inside of World::run");
+    if (!link.running())
+      throw CommError(describe(post.call) + ": ranks can meet only inside of World::run");
     if (link.run() != run_) {
       run_ = link.run();
       calls_ = 0;
@@ -81,18 +82,19 @@ class ProcessCommunicator final : public MemberCommunicator {
   /// Sends this rank's call to the other members, with its data where they need it, and checks theirs.
   void meet(const Table& table, Stream& stream, const Post& post, std::deque<ReceivedCall>& received) {
     HostTensor host;
-    const bool carries = shared_->library == nullptr && post.in && post.call.defect.empty() && needed(post.call);
+    const bool carries = shared_->library == nullptr && post.in && post.call.defect.empty() &&
+                         needed(post.call);
     if (carries) host = device().to_host(stream, post.in);
     std::vector<int> peers;
     for (std::size_t i = 0; i < table.members.size(); ++i) {
       if (static_cast<int>(i) != table.self) peers.push_back(table.members[i]);
     }
     const auto waiting = [&] {
-      return fmt::format("{} over {} for rank{} {}", describe(post.call), group().name, peers.size() == 1 ? "" : "s",
-                         fmt::join(peers, ", "));
+      return fmt::format("{} over {} for rank{} {}", describe(post.call), group().name,
+                         peers.size() == 1 ? "" : "s", fmt::join(peers, ", "));
     };
-    const std::vector<std::string> calls =
-        shared_->link.exchange(peers, pack_call(post.call, table.name, carries ? &host : nullptr), waiting);
+    const std::vector<std::string> calls = shared_->link.exchange(
+        peers, pack_call(post.call, table.name, carries ? &host : nullptr), waiting);
     std::size_t next = 0;
     std::vector<Post> posts;
     for (std::size_t i = 0; i < table.members.size(); ++i) {
@@ -103,11 +105,12 @@ class ProcessCommunicator final : public MemberCommunicator {
       }
       unpack_call(calls[next++], theirs);
       if (theirs.group != table.name) {
-        shared_->link.misfit(fmt::format(
-            "deadlock: rank {} waits in {}, while rank {} waits in {} over {}. Every rank must issue the same collectives "
-            "in the same order.",
-            table.members[static_cast<std::size_t>(table.self)], waiting(), table.members[i], describe(theirs.call),
-            theirs.group));
+        shared_->link.misfit(
+            fmt::format("deadlock: rank {} waits in {}, while rank {} waits in {} over {}. Every "
+                        "rank must issue the same collectives "
+                        "in the same order.",
+                        table.members[static_cast<std::size_t>(table.self)], waiting(),
+                        table.members[i], describe(theirs.call), theirs.group));
       }
       posts.push_back({theirs.call, {}, {}});
     }
@@ -135,12 +138,14 @@ class ProcessCommunicator final : public MemberCommunicator {
     Joining joining;
     joining.size = static_cast<int>(table.members.size());
     joining.member = table.self;
-    joining.name = fmt::format("group {}, rank {}", table.name, table.members[static_cast<std::size_t>(table.self)]);
+    joining.name = fmt::format("group {}, rank {}", table.name,
+                               table.members[static_cast<std::size_t>(table.self)]);
     joining.stopped = [this] { return shared_->link.stopped(); };
     std::vector<int> peers = table.members;
     peers.erase(peers.begin() + table.self);
     const std::string own = table.self == 0 ? shared_->library->new_id() : std::string();
-    const std::vector<std::string> ids = shared_->link.exchange(peers, own, [&] { return describe(call); });
+    const std::vector<std::string> ids = shared_->link.exchange(peers, own,
+                                                                [&] { return describe(call); });
     joining.id = table.self == 0 ? own : ids.front();
     return joining;
   }
@@ -152,12 +157,15 @@ class ProcessCommunicator final : public MemberCommunicator {
 
 class ProcessWorld final : public World {
  public:
-  ProcessWorld(const Mesh& mesh, const std::shared_ptr<Wire>& wire, std::shared_ptr<CollectiveLibrary> library)
-      : mesh_(mesh), process_(wire->process()),
+  ProcessWorld(const Mesh& mesh, const std::shared_ptr<Wire>& wire,
+               std::shared_ptr<CollectiveLibrary> library)
+      : mesh_(mesh),
+        process_(wire->process()),
         shared_(std::make_shared<Shared>(wire, mesh.ranks(), std::move(library))) {
     if (mesh.ranks() <= wire->processes()) return;
-    throw InputError(fmt::format("{} has {} ranks, but the job has {} processes; start it with mpirun -n {}", to_string(mesh),
-                                 mesh.ranks(), wire->processes(), mesh.ranks()));
+    throw InputError(
+        fmt::format("{} has {} ranks, but the job has {} processes; start it with mpirun -n {}",
+                    to_string(mesh), mesh.ranks(), wire->processes(), mesh.ranks()));
   }
 
   const Mesh& mesh() const override { return mesh_; }
@@ -169,8 +177,9 @@ class ProcessWorld final : public World {
     GroupView view = group_view(mesh_, rank, axes);
     if (view.size() == 1) return make_single_communicator(std::move(view), device, ledger);
     if (shared_->library != nullptr && device.kind() != shared_->library->device_kind()) {
-      throw InputError(fmt::format("this communicator moves data of device {} only, not of {}; use mpi",
-                                   shared_->library->device_kind(), device.kind()));
+      throw InputError(
+          fmt::format("this communicator moves data of device {} only, not of {}; use mpi",
+                      shared_->library->device_kind(), device.kind()));
     }
     return std::make_unique<ProcessCommunicator>(std::move(view), device, ledger, shared_);
   }

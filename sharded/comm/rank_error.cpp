@@ -23,9 +23,10 @@ template <typename E>
 constexpr Type kType{[](const std::exception& error) { return typeid(error) == typeid(E); },
                      [](const std::string& message) { throw E(message); }};
 
-constexpr Type kTypes[] = {kType<std::runtime_error>,    kType<InputError>,       kType<PlacementError>,
-                           kType<ShapeError>,            kType<DeviceError>,      kType<CommError>,
-                           kType<std::logic_error>,      kType<std::out_of_range>, kType<std::invalid_argument>};
+constexpr Type kTypes[] = {
+    kType<std::runtime_error>, kType<InputError>,        kType<PlacementError>,
+    kType<ShapeError>,         kType<DeviceError>,       kType<CommError>,
+    kType<std::logic_error>,   kType<std::out_of_range>, kType<std::invalid_argument>};
 
 const Type* type_of(const std::exception& error) {
   for (const Type& type : kTypes) {
@@ -40,7 +41,8 @@ void rethrow_with_rank(const std::exception_ptr& exception, int rank) {
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
-    if (const Type* const type = type_of(error)) type->raise(fmt::format("rank {}: {}", rank, error.what()));
+    if (const Type* const type = type_of(error))
+      type->raise(fmt::format("rank {}: {}", rank, error.what()));
     throw;
   }
 }

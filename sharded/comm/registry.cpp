@@ -13,11 +13,12 @@ namespace {
 
 /// A module's table; null and the reason if it can't be had.
 template <typename Module>
-const Module* open_module(const std::string& name, const std::string& symbol, int version, std::string& why) {
+const Module* open_module(const std::string& name, const std::string& symbol, int version,
+                          std::string& why) {
   const auto* module = static_cast<const Module*>(module_symbol(name, symbol, why));
   if (module != nullptr && module->version != version) {
-    why = fmt::format("{} belongs to another build of shardcheck (version {}, not {})", module_file(name),
-                      module->version, version);
+    why = fmt::format("{} belongs to another build of shardcheck (version {}, not {})",
+                      module_file(name), module->version, version);
     return nullptr;
   }
   return module;
@@ -34,7 +35,8 @@ const WireModule* mpi_module(std::string& why) {
 std::shared_ptr<CollectiveLibrary> require_nccl() {
   std::string why;
   std::shared_ptr<CollectiveLibrary> library = open_nccl(why);
-  if (library == nullptr) throw InputError(fmt::format("communicator 'nccl' is not available: {}", why));
+  if (library == nullptr)
+    throw InputError(fmt::format("communicator 'nccl' is not available: {}", why));
   return library;
 }
 
@@ -45,11 +47,14 @@ class Job {
     if (wire_ != nullptr) return wire_;
     const Launch launch = detect_launch();
     if (!launch.several()) {
-      throw InputError("communicator 'mpi' needs a process for each rank: start the program with mpirun -n RANKS");
+      throw InputError(
+          "communicator 'mpi' needs a process for each rank: start the program with mpirun -n "
+          "RANKS");
     }
     std::string why;
     const WireModule* const module = mpi_module(why);
-    if (module == nullptr) throw InputError(fmt::format("communicator 'mpi' is not available: {}", why));
+    if (module == nullptr)
+      throw InputError(fmt::format("communicator 'mpi' is not available: {}", why));
     wire_ = module->open();
     return wire_;
   }
@@ -64,8 +69,9 @@ std::string describe_mpi() {
   if (module == nullptr) return "none: " + why;
   const Launch launch = detect_launch();
   return fmt::format("{}; {}", module->describe(),
-                     launch.several() ? fmt::format("process {} of {}", launch.process, launch.processes)
-                                      : "not started by mpirun");
+                     launch.several()
+                         ? fmt::format("process {} of {}", launch.process, launch.processes)
+                         : "not started by mpirun");
 }
 
 }  // namespace
@@ -84,7 +90,8 @@ std::string describe_nccl() {
 const WorldKind& WorldRegistry::entry(const std::string& kind) const {
   const auto found = entries_.find(kind);
   if (found == entries_.end()) {
-    throw InputError(fmt::format("'{}' is no kind of communicator; there are {}", kind, fmt::join(kinds(), ", ")));
+    throw InputError(fmt::format("'{}' is no kind of communicator; there are {}", kind,
+                                 fmt::join(kinds(), ", ")));
   }
   return found->second;
 }
@@ -93,7 +100,9 @@ std::unique_ptr<World> WorldRegistry::make(const std::string& kind, const Mesh& 
   return entry(kind).make(mesh);
 }
 
-std::string WorldRegistry::describe(const std::string& kind) const { return entry(kind).describe(); }
+std::string WorldRegistry::describe(const std::string& kind) const {
+  return entry(kind).describe();
+}
 
 std::vector<std::string> WorldRegistry::kinds() const {
   std::vector<std::string> names;
@@ -103,12 +112,19 @@ std::vector<std::string> WorldRegistry::kinds() const {
 
 WorldRegistry builtin_worlds() {
   WorldRegistry worlds;
-  worlds.add("solo", {make_solo_world, [] { return std::string("one rank at a time, nothing moves"); }});
-  worlds.add("threads", {make_thread_world, [] { return std::string("a thread for each rank, data moved by the device"); }});
-  worlds.add("nccl", {[](const Mesh& mesh) { return make_library_world(mesh, require_nccl()); }, describe_nccl});
+  worlds.add("solo",
+             {make_solo_world, [] { return std::string("one rank at a time, nothing moves"); }});
+  worlds.add("threads", {make_thread_world, [] {
+                           return std::string("a thread for each rank, data moved by the device");
+                         }});
+  worlds.add("nccl", {[](const Mesh& mesh) { return make_library_world(mesh, require_nccl()); },
+                      describe_nccl});
   const auto job = std::make_shared<Job>();
-  worlds.add("mpi", {[job](const Mesh& mesh) { return make_process_world(mesh, job->wire()); }, describe_mpi});
-  worlds.add("mpi+nccl", {[job](const Mesh& mesh) { return make_process_world(mesh, job->wire(), require_nccl()); },
+  worlds.add("mpi", {[job](const Mesh& mesh) { return make_process_world(mesh, job->wire()); },
+                     describe_mpi});
+  worlds.add("mpi+nccl", {[job](const Mesh& mesh) {
+                            return make_process_world(mesh, job->wire(), require_nccl());
+                          },
                           [] { return describe_mpi() + "; " + describe_nccl(); }});
   return worlds;
 }

@@ -61,7 +61,8 @@ void Rendezvous::require_agreement(Meeting& meeting) {
 }
 
 void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stream, Post post) {
-  if (device.returns_early()) return meet_by_events(meeting, member, device, stream, std::move(post));
+  if (device.returns_early())
+    return meet_by_events(meeting, member, device, stream, std::move(post));
   stream.synchronize();
   const int size = static_cast<int>(meeting.members.size());
   Lock lock(mutex_);
@@ -149,7 +150,8 @@ void Rendezvous::confer(Meeting& meeting, int member, Device& device, Post post,
   }
 }
 
-void Rendezvous::meet_by_events(Meeting& meeting, int member, Device& device, Stream& stream, Post post) {
+void Rendezvous::meet_by_events(Meeting& meeting, int member, Device& device, Stream& stream,
+                                Post post) {
   const auto self = static_cast<std::size_t>(member);
   post.ready = device.record(stream);
   post.filled = std::make_shared<std::unique_ptr<Event>>();
@@ -219,7 +221,8 @@ Rendezvous::Rank& Rendezvous::rank_of(const Meeting& meeting, int member) {
 /// Waits until another member says what comes next: asleep, if `patient` after a moment awake. With the signal to work
 /// this member counts as working; one that gets a core only after the work is done finds the signal `done` instead.
 /// Where the run was stopped it leaves only when nobody works on this member's operands any more.
-Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, Device& device, bool patient) {
+Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, Device& device,
+                                    bool patient) {
   Rank& rank = rank_of(meeting, member);
   rank.state = State::waiting;
   rank.signal = Signal::none;

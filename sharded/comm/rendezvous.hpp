@@ -29,7 +29,7 @@ struct Meeting {
   int arrived = 0;
   int working = 0;                  // members that are reading and writing peers' tensors
   std::atomic<int> next_share = 0;  // of the movement
-  int enqueued = 0;                 // members that have done their part of what they conferred about
+  int enqueued = 0;  // members that have done their part of what they conferred about
 };
 
 /// Counts who runs, waits and has ended, so that a deadlock is known at the moment it arises, without a timeout: when
@@ -52,8 +52,8 @@ class Rendezvous {
   /// theirs, so that what it does next to `in` comes after their reads.
   /// Throws CommError with the call sites if the calls differ, if the ranks can't meet, or if another rank failed.
   void meet(Meeting& meeting, int member, Device& device, Stream& stream, Post post);
-  /// Waits for all members, checks that their calls agree, lets each call `enqueue` with the posts on its own thread, and
-  /// returns when all have: nothing that a member enqueued waits for one that never will. Throws as meet does.
+  /// Waits for all members, checks that their calls agree, lets each call `enqueue` with the posts on its own thread,
+  /// and returns when all have: nothing that a member enqueued waits for one that never will. Throws as meet does.
   void confer(Meeting& meeting, int member, Device& device, Post post,
               const std::function<void(std::span<const Post>)>& enqueue);
 

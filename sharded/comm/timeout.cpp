@@ -19,7 +19,8 @@ std::chrono::milliseconds comm_timeout() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   constexpr double kMost = 1e6;
   if (error != std::errc{} || end != text.data() + text.size() || !(seconds > 0.0 && seconds <= kMost)) {
-    throw InputError(fmt::format("SHARDCHECK_TIMEOUT is \"{}\"; it must be seconds above 0, at most {}", text, kMost));
+    throw InputError(fmt::format(
+        "SHARDCHECK_TIMEOUT is \"{}\"; it must be seconds above 0, at most {}", text, kMost));
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000.0) + 1);
 }

@@ -9,8 +9,8 @@
 
 namespace shardcheck {
 
-/// Ranks are threads of this process; data moves by Device::copy and Device::reduce_n, so the ranks' devices must be one
-/// object or of one kind that reaches all their memory.
+/// Ranks are threads of this process; data moves by Device::copy and Device::reduce_n, so the ranks' devices must be
+/// one object or of one kind that reaches all their memory.
 std::unique_ptr<World> make_thread_world(const Mesh& mesh);
 
 /// One rank after the other. Operands are checked and records made as among threads; nobody waits and nothing moves:

@@ -69,12 +69,17 @@ libc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || libc=$(ldd --version 2>&1 | sed 
 least=$(needs glibc)
 if [[ $libc =~ ^glibc\ ([0-9]+\.[0-9]+) ]]; then
   at_least "${BASH_REMATCH[1]}" "$least" ||
-    fail "this system has glibc ${BASH_REMATCH[1]}; these programs need glibc $least or newer (Debian 12, Ubuntu 24.04 and later have it)"
+    fail "this system has glibc ${BASH_REMATCH[1]}; these programs need glibc $least or newer"
 else
   fail "this system has no glibc that says its version; these programs need glibc $least or newer"
 fi
 
-export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+set_library_path() {
+  local path=${1:+:$1}${others:+:$others}
+  export LD_LIBRARY_PATH=$here/lib$path
+}
+others=${LD_LIBRARY_PATH:-}
+set_library_path ""
 # Also checks the CPU, and that libstdc++ is new enough.
 if ! problem=$("$here/bin/shardcheck" --version 2>&1); then
   fail "the program doesn't start on this system: $problem"
@@ -145,7 +150,9 @@ if [[ $device == cuda ]]; then
     [[ -z $missing ]] ||
       fail "CUDA 13's runtime libraries are missing: $missing; give their folder with --cuda-libs DIR (pip install nvidia-cublas nvidia-cuda-runtime brings them)"
   fi
-  LD_LIBRARY_PATH+=:$found
+  set_library_path "$found"
+  # All ranks on one GPU, which is what is verified here.
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
 fi
 
 exec "$here/bin/gpu_stages" --root "$here" --device "$device" "${passed_on[@]}"

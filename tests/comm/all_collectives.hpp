@@ -11,8 +11,9 @@ namespace shardcheck::testing {
 /// One result per collective and rank. Nothing is read before the end, so that no rank waits for its own stream.
 using Results = std::vector<PerRank>;
 
-inline constexpr ReduceOrder kAllOrders[] = {ReduceOrder::ring,     ReduceOrder::tree, ReduceOrder::one_shot,
-                                             ReduceOrder::two_shot, ReduceOrder::nvls, ReduceOrder::fixed_tree};
+inline constexpr ReduceOrder kAllOrders[] = {ReduceOrder::ring,     ReduceOrder::tree,
+                                             ReduceOrder::one_shot, ReduceOrder::two_shot,
+                                             ReduceOrder::nvls,     ReduceOrder::fixed_tree};
 
 inline Results no_results(int size) { return Results(22, PerRank(static_cast<std::size_t>(size))); }
 
@@ -42,11 +43,12 @@ inline void all_collectives(Rank& rank, int size, DType dtype, Results& results)
   refill(++round);
   const Range mine = by_feature.of(rank.index).empty() ? Range{} : by_feature.of(rank.index)[0];
   outs.push_back(rank.empty(dtype, 5, 23));
-  tp->all_gather(rank.stream(), in.col_range(mine.begin, mine.end), Dim::features, by_feature, outs.back(), at("d"));
+  tp->all_gather(rank.stream(), in.col_range(mine.begin, mine.end), Dim::features, by_feature,
+                 outs.back(), at("d"));
   refill(++round);
   outs.push_back(rank.empty(dtype, 5, by_feature.size(rank.index)));
-  tp->all_to_all(rank.stream(), in.row_range(0, by_token.size(rank.index)), Dim::features, by_feature, Dim::tokens,
-                 by_token, outs.back(), at("e"));
+  tp->all_to_all(rank.stream(), in.row_range(0, by_token.size(rank.index)), Dim::features,
+                 by_feature, Dim::tokens, by_token, outs.back(), at("e"));
   refill(++round);
   outs.push_back(rank.empty(dtype, 5, 23));
   tp->broadcast(rank.stream(), in, size - 1, outs.back(), at("f"));

@@ -18,7 +18,8 @@ namespace shardcheck::testing {
 /// Where the members of a group lay down what they bring. A device's kernels would wait here.
 class Board {
  public:
-  explicit Board(int size) : ins_(static_cast<std::size_t>(size)), sends_(static_cast<std::size_t>(size)) {}
+  explicit Board(int size)
+      : ins_(static_cast<std::size_t>(size)), sends_(static_cast<std::size_t>(size)) {}
 
   using Messages = std::vector<DenseGroup::Message>;
 
@@ -68,27 +69,35 @@ class BoardGroup final : public DenseGroup {
   BoardGroup(std::shared_ptr<Board> board, int size, int member, const std::set<ReduceOrder>& own)
       : board_(std::move(board)), size_(size), member_(member), own_(own) {}
 
-  bool reduces(const ReduceSpec& spec, const Tensor&) const override { return own_.count(spec.order) > 0; }
+  bool reduces(const ReduceSpec& spec, const Tensor&) const override {
+    return own_.count(spec.order) > 0;
+  }
   void all_reduce(Stream& stream, const Tensor& in, const ReduceSpec& spec, const Tensor& out) override {
     require_dense({in, out});
     meet(in, [&] { in.device->reduce_n(stream, all(), spec, 0, in.elements(), out); });
   }
-  bool reduce_scatters(const ReduceSpec& spec, const Tensor& in) const override { return reduces(spec, in); }
+  bool reduce_scatters(const ReduceSpec& spec, const Tensor& in) const override {
+    return reduces(spec, in);
+  }
   void reduce_scatter(Stream& stream, const Tensor& in, const Tensor& out) override {
     require_dense({in, out});
-    if (in.elements() != size_ * out.elements()) throw std::logic_error("reduce_scatter: counts are not equal");
+    if (in.elements() != size_ * out.elements())
+      throw std::logic_error("reduce_scatter: counts are not equal");
     meet(in, [&] {
       const Tensor whole = in.device->allocate(stream, in.dtype, in.rows, in.cols);
-      in.device->reduce_n(stream, all(), {ReduceOp::sum, ReduceOrder::one_shot, HopRounding::f32}, 0, in.elements(), whole);
+      in.device->reduce_n(stream, all(), {ReduceOp::sum, ReduceOrder::one_shot, HopRounding::f32},
+                          0, in.elements(), whole);
       in.device->copy(stream, whole.row_range(member_, member_ + 1), out);
     });
   }
   void all_gather(Stream& stream, const Tensor& in, const Tensor& out) override {
     require_dense({in, out});
-    if (size_ * in.elements() != out.elements()) throw std::logic_error("all_gather: counts are not equal");
+    if (size_ * in.elements() != out.elements())
+      throw std::logic_error("all_gather: counts are not equal");
     meet(in, [&] {
       for (int from = 0; from < size_; ++from) {
-        if (board_->in(from).elements() != in.elements()) throw std::logic_error("all_gather: counts differ");
+        if (board_->in(from).elements() != in.elements())
+          throw std::logic_error("all_gather: counts differ");
         in.device->copy(stream, board_->in(from), out.row_range(from, from + 1));
       }
     });
@@ -102,12 +111,14 @@ class BoardGroup final : public DenseGroup {
       out.device->copy(stream, board_->in(root), flat);
     });
   }
-  void exchange(Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+  void exchange(Stream& stream, std::span<const Message> sends,
+                std::span<const Message> receives) override {
     board_->meet(member_, {}, {sends.begin(), sends.end()}, [&] {
       for (const Message& receive : receives) {
         require_dense({receive.tensor});
         const auto& sent = board_->sends(receive.peer);
-        const auto found = std::find_if(sent.begin(), sent.end(), [&](const Message& m) { return m.peer == member_; });
+        const auto found = std::find_if(sent.begin(), sent.end(),
+                                        [&](const Message& m) { return m.peer == member_; });
         if (found == sent.end()) throw std::logic_error("exchange: nobody sent what is received");
         require_dense({found->tensor});
         Tensor source = found->tensor;
@@ -123,7 +134,9 @@ class BoardGroup final : public DenseGroup {
   void drain() override {}
 
  private:
-  void meet(const Tensor& in, const std::function<void()>& read) { board_->meet(member_, in, {}, read); }
+  void meet(const Tensor& in, const std::function<void()>& read) {
+    board_->meet(member_, in, {}, read);
+  }
   std::vector<Tensor> all() const {
     std::vector<Tensor> terms;
     for (int member = 0; member < size_; ++member) terms.push_back(board_->in(member));
@@ -145,7 +158,9 @@ class BoardLibrary final : public CollectiveLibrary {
   explicit BoardLibrary(std::set<ReduceOrder> own = {}) : own_(std::move(own)) {}
 
   std::string_view device_kind() const override { return "cpu"; }
-  std::string refusal(int ranks) const override { return ranks > 64 ? "the board has 64 places" : ""; }
+  std::string refusal(int ranks) const override {
+    return ranks > 64 ? "the board has 64 places" : "";
+  }
   std::string new_id() override {
     const std::lock_guard lock(mutex_);
     return std::to_string(++ids_);

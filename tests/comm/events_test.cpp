@@ -79,8 +79,11 @@ void sum(Rank& rank, const Tensor& in, const std::string& site) {
 
 TEST_P(Events, RanksThatCannotMeetStop) {
   Ranks ranks(line(4), device());
-  const auto in = [](Rank& rank, std::int64_t rows = 2) { return rank.put(varied(DType::f32, rows, 8, 1)); };
-  EXPECT_THAT(stopped<CommError>(ranks, [&](Rank& rank) { sum(rank, in(rank, 1 + rank.index / 3), "o_proj"); }),
+  const auto in = [](Rank& rank, std::int64_t rows = 2) {
+    return rank.put(varied(DType::f32, rows, 8, 1));
+  };
+  EXPECT_THAT(stopped<CommError>(
+                  ranks, [&](Rank& rank) { sum(rank, in(rank, 1 + rank.index / 3), "o_proj"); }),
               HasSubstr("disagree about the shape"));
   EXPECT_THAT(stopped<CommError>(ranks,
                                  [&](Rank& rank) {
@@ -120,7 +123,8 @@ TEST_P(Events, ADeviceThatFailsAtAnyCallEndsTheRun) {
     rank.stream().synchronize();
   };
   for (int at_call = 0;; ++at_call) {
-    auto failing = std::make_unique<FailingDevice>(device(static_cast<std::uint64_t>(at_call)), at_call);
+    auto failing = std::make_unique<FailingDevice>(device(static_cast<std::uint64_t>(at_call)),
+                                                   at_call);
     const FailingDevice& counter = *failing;
     Ranks ranks(line(3), std::move(failing));
     const std::string message = stopped<std::runtime_error>(ranks, body);

@@ -54,11 +54,12 @@ class Schedule {
     return streams_.size() - 1;
   }
 
-  void enqueue(std::size_t stream, const std::string& what, std::span<const std::pair<Buffer*, Access>> touched,
-               std::function<void()> run) {
+  void enqueue(std::size_t stream, const std::string& what,
+               std::span<const std::pair<Buffer*, Access>> touched, std::function<void()> run) {
     const std::lock_guard lock(mutex_);
     Queue& queue = streams_[stream];
-    for (const auto& [buffer, access] : touched) note(*buffer, access, stream, queue.tasks.size(), what);
+    for (const auto& [buffer, access] : touched)
+      note(*buffer, access, stream, queue.tasks.size(), what);
     queue.tasks.push_back({std::move(run), queue.clock});
     queue.clock.resize(std::max(queue.clock.size(), stream + 1), 0);
     queue.clock[stream] = queue.tasks.size();
@@ -114,18 +115,22 @@ class Schedule {
     queue.tasks[index].run = nullptr;
   }
 
-  void note(Buffer& buffer, Access access, std::size_t stream, std::size_t index, const std::string& what) {
+  void note(Buffer& buffer, Access access, std::size_t stream, std::size_t index,
+            const std::string& what) {
     access.stream = stream;
     access.index = index;
     access.what = what;
     const Clock& clock = streams_[stream].clock;
     for (const Access& old : buffer.accesses) {
-      const bool ordered = old.stream == stream || (old.stream < clock.size() && clock[old.stream] > old.index) ||
+      const bool ordered = old.stream == stream ||
+                           (old.stream < clock.size() && clock[old.stream] > old.index) ||
                            streams_[old.stream].synchronized > old.index;
       const bool apart = old.end <= access.begin || access.end <= old.begin;
       if (ordered || apart || !(old.writes || access.writes) || !race_.empty()) continue;
-      race_ = fmt::format("race: {} on stream {} and {} on stream {} touch the same bytes, and no event orders them",
-                          old.what, old.stream, what, stream);
+      race_ = fmt::format(
+          "race: {} on stream {} and {} on stream {} touch the same bytes, and no event orders "
+          "them",
+          old.what, old.stream, what, stream);
     }
     buffer.accesses.push_back(std::move(access));
   }
@@ -144,7 +149,8 @@ class LateStorage final : public Storage {
   }
   /// Memory is given back in the order of the stream that it was allocated on: as if it were written there.
   ~LateStorage() override {
-    const std::pair<Buffer*, Access> all{buffer_.get(), Access{0, 0, 0, buffer_->inner.bytes(), true, {}}};
+    const std::pair<Buffer*, Access> all{buffer_.get(),
+                                         Access{0, 0, 0, buffer_->inner.bytes(), true, {}}};
     schedule_->enqueue(stream_, "the end of the buffer", {&all, 1}, [] {});
   }
   LateStorage(const LateStorage&) = delete;
@@ -179,7 +185,8 @@ struct LateEvent final : Event {
 
 class LateRead final : public HostRead {
  public:
-  LateRead(std::shared_ptr<Schedule> schedule, std::size_t stream, std::size_t count, std::shared_ptr<HostTensor> host)
+  LateRead(std::shared_ptr<Schedule> schedule, std::size_t stream, std::size_t count,
+           std::shared_ptr<HostTensor> host)
       : schedule_(std::move(schedule)), stream_(stream), count_(count), host_(std::move(host)) {}
   HostTensor take() override {
     schedule_->run(stream_, count_);
@@ -206,7 +213,8 @@ class LateDevice final : public WrappedDevice {
   Tensor allocate(Stream& stream, DType dtype, std::int64_t rows, std::int64_t cols) override {
     Tensor inner_tensor = inner().allocate(*inner_stream_, dtype, rows, cols);
     Tensor tensor = outside(inner_tensor);
-    tensor.storage = std::make_shared<LateStorage>(schedule_, index_of(stream), std::move(inner_tensor));
+    tensor.storage = std::make_shared<LateStorage>(schedule_, index_of(stream),
+                                                   std::move(inner_tensor));
     return tensor;
   }
   std::unique_ptr<Event> record(Stream& stream) override {
@@ -220,14 +228,17 @@ class LateDevice final : public WrappedDevice {
             [this, host, target = inside(out)] { inner().upload(*inner_stream_, host, target); });
   }
   void poison(Stream& stream, const Tensor& out) override {
-    enqueue(stream, "poison", {}, out, [this, target = inside(out)] { inner().poison(*inner_stream_, target); });
+    enqueue(stream, "poison", {}, out,
+            [this, target = inside(out)] { inner().poison(*inner_stream_, target); });
   }
   std::unique_ptr<HostRead> start_read(Stream& stream, const Tensor& tensor) override {
     auto host = std::make_shared<HostTensor>();
-    enqueue(stream, "read", {&tensor, 1}, {},
-            [this, host, source = inside(tensor)] { *host = inner().to_host(*inner_stream_, source); });
+    enqueue(stream, "read", {&tensor, 1}, {}, [this, host, source = inside(tensor)] {
+      *host = inner().to_host(*inner_stream_, source);
+    });
     const std::size_t stream_index = index_of(stream);
-    return std::make_unique<LateRead>(schedule_, stream_index, schedule_->clock(stream_index)[stream_index], host);
+    return std::make_unique<LateRead>(schedule_, stream_index,
+                                      schedule_->clock(stream_index)[stream_index], host);
   }
 
  protected:
@@ -242,8 +253,8 @@ class LateDevice final : public WrappedDevice {
       inner().copy(*inner_stream_, source, target);
     });
   }
-  void do_reduce_n(Stream& stream, std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first,
-                   std::int64_t total, const Tensor& out) override {
+  void do_reduce_n(Stream& stream, std::span<const Tensor> terms, const ReduceSpec& spec,
+                   std::int64_t first, std::int64_t total, const Tensor& out) override {
     std::vector<Tensor> sources;
     for (const Tensor& term : terms) sources.push_back(inside(term));
     enqueue(stream, "reduce_n", terms, out, [this, sources, spec, first, total, target = inside(out)] {
@@ -252,8 +263,8 @@ class LateDevice final : public WrappedDevice {
   }
 
  private:
-  void enqueue(Stream& stream, const std::string& what, std::span<const Tensor> reads, const Tensor& writes,
-               std::function<void()> run) {
+  void enqueue(Stream& stream, const std::string& what, std::span<const Tensor> reads,
+               const Tensor& writes, std::function<void()> run) {
     std::vector<std::pair<Buffer*, Access>> touched;
     for (const Tensor& tensor : reads) touch(tensor, false, touched);
     if (writes) touch(writes, true, touched);
@@ -262,7 +273,8 @@ class LateDevice final : public WrappedDevice {
   static void touch(const Tensor& tensor, bool write, std::vector<std::pair<Buffer*, Access>>& touched) {
     if (tensor.elements() == 0) return;
     const auto size = static_cast<std::int64_t>(element_size(tensor.dtype));
-    const std::int64_t last = (tensor.rows - 1) * tensor.row_stride + (tensor.cols - 1) * tensor.col_stride;
+    const std::int64_t last = (tensor.rows - 1) * tensor.row_stride +
+                              (tensor.cols - 1) * tensor.col_stride;
     touched.push_back({&static_cast<const LateStorage&>(*tensor.storage).buffer(),
                        {0, 0, tensor.offset * size, (tensor.offset + last + 1) * size, write, {}}});
   }
@@ -273,6 +285,8 @@ class LateDevice final : public WrappedDevice {
 
 }  // namespace
 
-std::unique_ptr<Device> make_late_device(std::uint64_t seed) { return std::make_unique<LateDevice>(seed); }
+std::unique_ptr<Device> make_late_device(std::uint64_t seed) {
+  return std::make_unique<LateDevice>(seed);
+}
 
 }  // namespace shardcheck::testing

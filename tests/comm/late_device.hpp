@@ -11,8 +11,8 @@
 
 namespace shardcheck::testing {
 
-/// `seed` chooses among the legal orders. Synchronising a stream, or taking what was read from it, throws DeviceError if
-/// two accesses raced by then.
+/// `seed` chooses among the legal orders. Synchronising a stream, or taking what was read from it, throws DeviceError
+/// if two accesses raced by then.
 std::unique_ptr<Device> make_late_device(std::uint64_t seed);
 
 }  // namespace shardcheck::testing

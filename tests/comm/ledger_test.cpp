@@ -163,14 +163,16 @@ TEST(WorldRegistry, MpirunIsDetected) {
 
 TEST(WorldRegistry, NamesTheKindsThereAre) {
   const WorldRegistry worlds = builtin_worlds();
-  EXPECT_EQ(worlds.kinds(), (std::vector<std::string>{"mpi", "mpi+nccl", "nccl", "solo", "threads"}));
+  EXPECT_EQ(worlds.kinds(),
+            (std::vector<std::string>{"mpi", "mpi+nccl", "nccl", "solo", "threads"}));
   try {
     worlds.make("carrier pigeons", Mesh{{{"tp", 2}}});
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(),
-                 "'carrier pigeons' is no kind of communicator; there are mpi, mpi+nccl, nccl, solo, "
-                 "threads");
+    EXPECT_STREQ(
+        error.what(),
+        "'carrier pigeons' is no kind of communicator; there are mpi, mpi+nccl, nccl, solo, "
+        "threads");
   }
 }
 

@@ -28,7 +28,8 @@ Ranks library_ranks(const Mesh& mesh, std::set<ReduceOrder> own = {}) {
 void expect_equal(const Results& results, const Results& expected) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     for (std::size_t rank = 0; rank < results[i].size(); ++rank) {
-      EXPECT_TRUE(results[i][rank].bitwise_equal(expected[i][rank])) << "collective " << i << ", rank " << rank;
+      EXPECT_TRUE(results[i][rank].bitwise_equal(expected[i][rank]))
+          << "collective " << i << ", rank " << rank;
     }
   }
 }
@@ -61,16 +62,18 @@ void odd_partitions(Rank& rank, PerRank& results) {
   for (const Partition* part : {&several, &overlapping, &empty}) {
     const Tensor wide = rank.put(varied(DType::bf16, 7, 15, self + 1));
     outs.push_back(rank.empty(DType::bf16, 7, 20).col_range(3, 15));
-    tp->all_gather(rank.stream(), wide.col_range(1, 1 + part->size(rank.index)), Dim::features, *part, outs.back(), at("a"));
+    tp->all_gather(rank.stream(), wide.col_range(1, 1 + part->size(rank.index)), Dim::features,
+                   *part, outs.back(), at("a"));
     outs.push_back(rank.empty(DType::bf16, 7, part->size(rank.index)));
-    tp->reduce_scatter(rank.stream(), rank.put(varied(DType::bf16, 7, 12, self)), Dim::features, *part,
-                       {ReduceOp::sum, ReduceOrder::one_shot, HopRounding::f32}, outs.back(), at("b"));
+    tp->reduce_scatter(rank.stream(), rank.put(varied(DType::bf16, 7, 12, self)), Dim::features,
+                       *part, {ReduceOp::sum, ReduceOrder::one_shot, HopRounding::f32}, outs.back(),
+                       at("b"));
     outs.push_back(rank.empty(DType::bf16, 7, part->size(rank.index)));
-    tp->all_to_all(rank.stream(), wide.row_range(0, by_token.size(rank.index)).col_range(2, 14), Dim::features, *part,
-                   Dim::tokens, by_token, outs.back(), at("c"));
+    tp->all_to_all(rank.stream(), wide.row_range(0, by_token.size(rank.index)).col_range(2, 14),
+                   Dim::features, *part, Dim::tokens, by_token, outs.back(), at("c"));
     outs.push_back(rank.empty(DType::bf16, by_token.size(rank.index), 12));
-    tp->all_to_all(rank.stream(), wide.col_range(0, part->size(rank.index)), Dim::tokens, by_token, Dim::features, *part,
-                   outs.back(), at("d"));
+    tp->all_to_all(rank.stream(), wide.col_range(0, part->size(rank.index)), Dim::tokens, by_token,
+                   Dim::features, *part, outs.back(), at("d"));
   }
   const Tensor wide = rank.put(varied(DType::bf16, 7, 15, self + 9));
   outs.push_back(rank.empty(DType::bf16, 7, 20).col_range(3, 15));
@@ -80,8 +83,8 @@ void odd_partitions(Rank& rank, PerRank& results) {
   if (rank.index == 2) tp->recv(rank.stream(), outs.back(), 1, at("f"));
   if (rank.index != 2) outs.pop_back();
   outs.push_back(rank.empty(DType::bf16, 3, 4));
-  tp->all_reduce(rank.stream(), rank.put(varied(DType::bf16, 3, 4, self)), {ReduceOp::max, ReduceOrder::ring, HopRounding::wire},
-                 outs.back(), at("g"));
+  tp->all_reduce(rank.stream(), rank.put(varied(DType::bf16, 3, 4, self)),
+                 {ReduceOp::max, ReduceOrder::ring, HopRounding::wire}, outs.back(), at("g"));
   for (const Tensor& out : outs) results.push_back(rank.get(out));
 }
 
@@ -89,9 +92,11 @@ TEST(Library, AnyPartitionIsPacked) {
   for (const auto& own : kSums) {
     std::vector<PerRank> expected(3), results(3);
     Ranks threads(3);
-    threads.run([&](Rank& rank) { odd_partitions(rank, expected[static_cast<std::size_t>(rank.index)]); });
+    threads.run(
+        [&](Rank& rank) { odd_partitions(rank, expected[static_cast<std::size_t>(rank.index)]); });
     Ranks ranks = library_ranks({{{"tp", 3}}}, own);
-    ranks.run([&](Rank& rank) { odd_partitions(rank, results[static_cast<std::size_t>(rank.index)]); });
+    ranks.run(
+        [&](Rank& rank) { odd_partitions(rank, results[static_cast<std::size_t>(rank.index)]); });
     expect_equal(results, expected);
   }
 }
@@ -111,7 +116,8 @@ TEST(Library, CallsAreCheckedBeforeItIsAsked) {
     }
     return std::string("no error");
   };
-  EXPECT_THAT(message([](Rank& rank) { sum(rank, "a", 2 + rank.index / 2); }), HasSubstr("disagree about the shape"));
+  EXPECT_THAT(message([](Rank& rank) { sum(rank, "a", 2 + rank.index / 2); }),
+              HasSubstr("disagree about the shape"));
   EXPECT_THAT(message([](Rank& rank) {
                 sum(rank, "a");
                 if (rank.index > 0) sum(rank, "b");
@@ -131,10 +137,11 @@ TEST(Library, AMemberThatFailsAtWorkEndsTheOthersWork) {
   Ranks ranks = library_ranks({{{"tp", 3}}}, {ReduceOrder::ring});
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THROW(ranks.run([](Rank& rank) {
-                 sum(rank, "a");
-                 const DType dtype = DType::i64;  // no sum of integers
-                 rank.over()->all_reduce(rank.stream(), rank.empty(dtype, 1, 3), {}, rank.empty(dtype, 1, 3), at("b"));
-               }),
+    sum(rank, "a");
+    const DType dtype = DType::i64;  // no sum of integers
+    rank.over()->all_reduce(rank.stream(), rank.empty(dtype, 1, 3), {}, rank.empty(dtype, 1, 3),
+                            at("b"));
+  }),
                ShapeError);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
@@ -151,12 +158,14 @@ TEST(Library, MovesDataBetweenProcessesToo) {
   const auto device = make_cpu_device();  // whose memory the board reaches
   std::vector<PerRank> expected(3), results(3);
   Ranks threads(3);
-  threads.run([&](Rank& rank) { odd_partitions(rank, expected[static_cast<std::size_t>(rank.index)]); });
+  threads.run(
+      [&](Rank& rank) { odd_partitions(rank, expected[static_cast<std::size_t>(rank.index)]); });
   {
     std::vector<std::jthread> processes;
     for (int process = 0; process < 3; ++process) {
       processes.emplace_back([&, process] {
-        const auto world = make_process_world(Mesh{{{"tp", 3}}}, std::make_shared<LocalWire>(job, process), library);
+        const auto world = make_process_world(Mesh{{{"tp", 3}}},
+                                              std::make_shared<LocalWire>(job, process), library);
         Ledger ledger;
         world->run([&](int index) {
           Rank rank(index, *world, *device, ledger);

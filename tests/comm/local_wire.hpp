@@ -54,8 +54,12 @@ class LocalWire final : public Wire {
 
   int process() const override { return process_; }
   int processes() const override { return job_.processes(); }
-  void send(int to, int channel, std::string bytes) override { job_.put(process_, to, channel, std::move(bytes)); }
-  std::optional<std::string> receive(int from, int channel) override { return job_.take(from, process_, channel); }
+  void send(int to, int channel, std::string bytes) override {
+    job_.put(process_, to, channel, std::move(bytes));
+  }
+  std::optional<std::string> receive(int from, int channel) override {
+    return job_.take(from, process_, channel);
+  }
   bool idle() override { return true; }
   [[noreturn]] void abort(const std::string& message) override {
     job_.abort("aborted: " + message);

@@ -52,7 +52,8 @@ class Processes {
   }
   void each(const std::function<void(std::size_t process)>& body) {
     std::vector<std::jthread> threads;
-    for (std::size_t process = 0; process < worlds_.size(); ++process) threads.emplace_back([&, process] { body(process); });
+    for (std::size_t process = 0; process < worlds_.size(); ++process)
+      threads.emplace_back([&, process] { body(process); });
   }
   World& world(std::size_t process) { return *worlds_[process]; }
   std::size_t left() const { return job_.left(); }
@@ -65,7 +66,8 @@ class Processes {
   std::vector<std::unique_ptr<Device>> devices_;
 };
 
-void sum(Rank& rank, const std::string& site, const std::vector<std::string>& axes = {"tp"}, std::int64_t rows = 2) {
+void sum(Rank& rank, const std::string& site, const std::vector<std::string>& axes = {"tp"},
+         std::int64_t rows = 2) {
   const Tensor in = rank.put(varied(DType::f32, rows, 8, static_cast<std::uint64_t>(rank.index)));
   rank.over(axes)->all_reduce(rank.stream(), in, {}, rank.empty(DType::f32, rows, 8), at(site));
 }
@@ -77,12 +79,14 @@ TEST(Processes, HaveTheBitsAndRecordsOfThreads) {
       Results expected = no_results(size), results = no_results(size);
       threads.run([&](Rank& rank) { all_collectives(rank, size, dtype, expected); });
       Processes processes(size);
-      EXPECT_THAT(processes.run([&](Rank& rank) { all_collectives(rank, size, dtype, results); }), Each(""));
+      EXPECT_THAT(processes.run([&](Rank& rank) { all_collectives(rank, size, dtype, results); }),
+                  Each(""));
       EXPECT_EQ(processes.ledgers, threads.ledgers);
       EXPECT_EQ(processes.left(), 0u);
       for (std::size_t i = 0; i < results.size(); ++i) {
         for (std::size_t rank = 0; rank < results[i].size(); ++rank) {
-          EXPECT_TRUE(results[i][rank].bitwise_equal(expected[i][rank])) << "collective " << i << ", rank " << rank;
+          EXPECT_TRUE(results[i][rank].bitwise_equal(expected[i][rank]))
+              << "collective " << i << ", rank " << rank;
         }
       }
     }
@@ -92,12 +96,12 @@ TEST(Processes, HaveTheBitsAndRecordsOfThreads) {
 TEST(Processes, GroupsOfAMeshAreApart) {
   Processes processes(Mesh{{{"dp", 2}, {"tp", 2}}});
   EXPECT_THAT(processes.run([](Rank& rank) {
-                for (int i = 0; i < 20; ++i) {
-                  sum(rank, "a", {"tp"});
-                  sum(rank, "b", {"dp"});
-                  sum(rank, "c", {"dp", "tp"});
-                }
-              }),
+    for (int i = 0; i < 20; ++i) {
+      sum(rank, "a", {"tp"});
+      sum(rank, "b", {"dp"});
+      sum(rank, "c", {"dp", "tp"});
+    }
+  }),
               Each(""));
 }
 
@@ -107,7 +111,8 @@ TEST(Processes, WithoutARankHaveNothingToDo) {
   processes.each([&](std::size_t process) {
     EXPECT_EQ(processes.world(process).judges(), process == 0);
     const std::vector<std::string> all = processes.world(process).gather(fmt::format("of {}", process));
-    EXPECT_EQ(all, process == 0 ? (std::vector<std::string>{"of 0", "of 1"}) : std::vector<std::string>{});
+    EXPECT_EQ(all, process == 0 ? (std::vector<std::string>{"of 0", "of 1"})
+                                : std::vector<std::string>{});
   });
   EXPECT_EQ(processes.left(), 0u);
 }
@@ -118,7 +123,8 @@ TEST(Processes, MustBeEnoughForTheMesh) {
     make_process_world(Mesh{{{"tp", 4}}}, std::make_shared<LocalWire>(job, 0));
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "tp=4 has 4 ranks, but the job has 2 processes; start it with mpirun -n 4");
+    EXPECT_STREQ(error.what(),
+                 "tp=4 has 4 ranks, but the job has 2 processes; start it with mpirun -n 4");
   }
 }
 
@@ -135,11 +141,11 @@ TEST(Processes, ThatDisagreeAllGetTheSentence) {
 TEST(Processes, PartitionsAreCompared) {
   Processes processes(2);
   EXPECT_THAT(processes.run([](Rank& rank) {
-                const Partition part(4, rank.index == 0 ? std::vector<Ranges>{{{0, 2}}, {{2, 4}}}
-                                                        : std::vector<Ranges>{{{0, 1}, {3, 4}}, {{1, 3}}});
-                rank.over()->all_gather(rank.stream(), rank.put(varied(DType::f32, 2, 2, 1)), Dim::features, part,
-                                        rank.empty(DType::f32, 2, 4), at("lm_head"));
-              }),
+    const Partition part(4, rank.index == 0 ? std::vector<Ranges>{{{0, 2}}, {{2, 4}}}
+                                            : std::vector<Ranges>{{{0, 1}, {3, 4}}, {{1, 3}}});
+    rank.over()->all_gather(rank.stream(), rank.put(varied(DType::f32, 2, 2, 1)), Dim::features,
+                            part, rank.empty(DType::f32, 2, 4), at("lm_head"));
+  }),
               Each(HasSubstr("disagree about the partition")));
 }
 
@@ -147,10 +153,10 @@ TEST(Processes, OneThatFailsStopsAll) {
   for (int fails = 0; fails < 3; ++fails) {
     Processes processes(3);
     EXPECT_THAT(processes.run([&](Rank& rank) {
-                  sum(rank, "a");
-                  if (rank.index == fails) throw ShapeError("now");
-                  sum(rank, "b");
-                }),
+      sum(rank, "a");
+      if (rank.index == fails) throw ShapeError("now");
+      sum(rank, "b");
+    }),
                 Each(fmt::format("rank {}: now", fails)));
     EXPECT_EQ(processes.left(), 0u);
   }
@@ -160,37 +166,39 @@ TEST(Processes, OneThatFailsStopsAll) {
 TEST(Processes, AFailureReachesRanksThatWaitForOthers) {
   Processes processes(Mesh{{{"dp", 2}, {"tp", 2}}});
   EXPECT_THAT(processes.run([](Rank& rank) {
-                if (rank.index == 3) throw InputError("now");
-                sum(rank, "a", {rank.index == 0 ? "tp" : rank.index == 1 ? "dp" : "tp"});
-              }),
+    if (rank.index == 3) throw InputError("now");
+    sum(rank, "a", {rank.index == 0 ? "tp" : rank.index == 1 ? "dp" : "tp"});
+  }),
               Each("rank 3: now"));
 }
 
 TEST(Processes, OneThatReturnsEarlyIsSeen) {
   Processes processes(2);
   EXPECT_THAT(processes.run([](Rank& rank) {
-                sum(rank, "a");
-                if (rank.index == 0) sum(rank, "b");
-              }),
-              Each(AllOf(HasSubstr("deadlock: rank 1 has returned while rank 0 waits for it"), HasSubstr("at b"))));
+    sum(rank, "a");
+    if (rank.index == 0) sum(rank, "b");
+  }),
+              Each(AllOf(HasSubstr("deadlock: rank 1 has returned while rank 0 waits for it"),
+                         HasSubstr("at b"))));
 }
 
 TEST(Processes, CallsOfDifferentGroupsAreADeadlock) {
   Processes processes(Mesh{{{"dp", 2}, {"tp", 2}}});
   EXPECT_THAT(processes.run([](Rank& rank) {
-                sum(rank, "x", rank.index == 0 ? std::vector<std::string>{"tp"} : std::vector<std::string>{"dp", "tp"});
-              }),
+    sum(rank, "x",
+        rank.index == 0 ? std::vector<std::string>{"tp"} : std::vector<std::string>{"dp", "tp"});
+  }),
               Each(AllOf(HasSubstr("deadlock"), HasSubstr("dp,tp"))));
 }
 
 TEST(Processes, ASwallowedErrorIsNotHidden) {
   Processes processes(2);
   EXPECT_THAT(processes.run([](Rank& rank) {
-                try {
-                  sum(rank, "a", {"tp"}, 1 + rank.index);
-                } catch (const CommError&) {
-                }
-              }),
+    try {
+      sum(rank, "a", {"tp"}, 1 + rank.index);
+    } catch (const CommError&) {
+    }
+  }),
               Each(HasSubstr("disagree about the shape")));
 }
 
@@ -205,8 +213,9 @@ TEST(Processes, ACircleEndsByTheClock) {
     sum(rank, first ? "loss" : "norm", {first ? "dp" : "tp"});
   });
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-  EXPECT_THAT(messages, Each(AllOf(HasSubstr("aborted: rank "), HasSubstr("has waited 0.301 s for rank"),
-                                   HasSubstr("SHARDCHECK_TIMEOUT"))));
+  EXPECT_THAT(messages,
+              Each(AllOf(HasSubstr("aborted: rank "), HasSubstr("has waited 0.301 s for rank"),
+                         HasSubstr("SHARDCHECK_TIMEOUT"))));
 }
 
 TEST(Processes, ThatRunDifferentMeshesAreToldApart) {
@@ -232,7 +241,8 @@ TEST(Processes, ThatRunDifferentMeshesAreToldApart) {
 TEST(Timeout, MustBeSeconds) {
   for (const char* const bad : {"", "soon", "0", "-1", "nan", "5s", "1e9"}) {
     ::setenv("SHARDCHECK_TIMEOUT", bad, 1);
-    EXPECT_THROW(LocalJob job(2); make_process_world(Mesh{{{"tp", 2}}}, std::make_shared<LocalWire>(job, 0)), InputError)
+    EXPECT_THROW(LocalJob job(2);
+                 make_process_world(Mesh{{{"tp", 2}}}, std::make_shared<LocalWire>(job, 0)), InputError)
         << bad;
   }
   ::unsetenv("SHARDCHECK_TIMEOUT");

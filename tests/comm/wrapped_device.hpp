@@ -63,8 +63,8 @@ class WrappedDevice : public Device {
   void do_copy(Stream& stream, const Tensor& in, const Tensor& out) override {
     inner_->copy(stream, inside(in), inside(out));
   }
-  void do_reduce_n(Stream& stream, std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first,
-                   std::int64_t total, const Tensor& out) override {
+  void do_reduce_n(Stream& stream, std::span<const Tensor> terms, const ReduceSpec& spec,
+                   std::int64_t first, std::int64_t total, const Tensor& out) override {
     std::vector<Tensor> inner_terms;
     for (const Tensor& term : terms) inner_terms.push_back(inside(term));
     inner_->reduce_n(stream, inner_terms, spec, first, total, inside(out));
@@ -72,7 +72,9 @@ class WrappedDevice : public Device {
 
   void do_linear(Stream&, Operands, Operands, const Tensor*, Operands) override { throw unused(); }
   void do_rms_norm(Stream&, Operands, Operands, double, Operands) override { throw unused(); }
-  void do_layer_norm(Stream&, Operands, Operands, Operands, double, Operands) override { throw unused(); }
+  void do_layer_norm(Stream&, Operands, Operands, Operands, double, Operands) override {
+    throw unused();
+  }
   void do_rope(Stream&, Operands, Operands, Operands, std::int64_t, RopeConvention, Operands) override {
     throw unused();
   }
@@ -80,8 +82,12 @@ class WrappedDevice : public Device {
                             const AttentionState&) override {
     throw unused();
   }
-  void do_attention_merge(Stream&, const AttentionState&, const AttentionState&) override { throw unused(); }
-  void do_attention_finish(Stream&, const AttentionState&, std::int64_t, Operands) override { throw unused(); }
+  void do_attention_merge(Stream&, const AttentionState&, const AttentionState&) override {
+    throw unused();
+  }
+  void do_attention_finish(Stream&, const AttentionState&, std::int64_t, Operands) override {
+    throw unused();
+  }
   void do_gate(Stream&, Operands, Operands, Operands) override { throw unused(); }
   void do_unary(Stream&, UnaryKind, Operands, Operands) override { throw unused(); }
   void do_add(Stream&, Operands, Operands, Operands) override { throw unused(); }
@@ -92,13 +98,16 @@ class WrappedDevice : public Device {
     throw unused();
   }
   void do_argmax(Stream&, Operands, OwnedRanges, Operands, Operands) override { throw unused(); }
-  void do_cross_entropy_partial(Stream&, Operands, Operands, OwnedRanges, const CrossEntropyState&) override {
+  void do_cross_entropy_partial(Stream&, Operands, Operands, OwnedRanges,
+                                const CrossEntropyState&) override {
     throw unused();
   }
   void do_cross_entropy_merge(Stream&, const CrossEntropyState&, const CrossEntropyState&) override {
     throw unused();
   }
-  void do_cross_entropy_finish(Stream&, const CrossEntropyState&, Operands) override { throw unused(); }
+  void do_cross_entropy_finish(Stream&, const CrossEntropyState&, Operands) override {
+    throw unused();
+  }
 
  private:
   std::unique_ptr<Device> inner_;
@@ -107,7 +116,8 @@ class WrappedDevice : public Device {
 /// Drops the n-th call of wait, counted over all streams from 0: a missing event between ranks.
 class ForgetfulDevice final : public WrappedDevice {
  public:
-  ForgetfulDevice(std::unique_ptr<Device> inner, int dropped) : WrappedDevice(std::move(inner)), dropped_(dropped) {}
+  ForgetfulDevice(std::unique_ptr<Device> inner, int dropped)
+      : WrappedDevice(std::move(inner)), dropped_(dropped) {}
 
   void wait(Stream& stream, const Event& event) override {
     if (waits_++ != dropped_) WrappedDevice::wait(stream, event);
@@ -122,7 +132,8 @@ class ForgetfulDevice final : public WrappedDevice {
 /// Throws at the n-th call of record, wait, copy or reduce_n, counted from 0.
 class FailingDevice final : public WrappedDevice {
  public:
-  FailingDevice(std::unique_ptr<Device> inner, int fails_at) : WrappedDevice(std::move(inner)), fails_at_(fails_at) {}
+  FailingDevice(std::unique_ptr<Device> inner, int fails_at)
+      : WrappedDevice(std::move(inner)), fails_at_(fails_at) {}
 
   std::unique_ptr<Event> record(Stream& stream) override {
     count();
@@ -139,8 +150,8 @@ class FailingDevice final : public WrappedDevice {
     count();
     WrappedDevice::do_copy(stream, in, out);
   }
-  void do_reduce_n(Stream& stream, std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first,
-                   std::int64_t total, const Tensor& out) override {
+  void do_reduce_n(Stream& stream, std::span<const Tensor> terms, const ReduceSpec& spec,
+                   std::int64_t first, std::int64_t total, const Tensor& out) override {
     count();
     WrappedDevice::do_reduce_n(stream, terms, spec, first, total, out);
   }

@@ -29,6 +29,9 @@ done
 }
 
 export SHARDCHECK_REQUIRE_GPU=1
+# The bundle brings libraries beside its programs; CUDA's are the toolkit's.
+libraries=$(cd -- "$(dirname -- "$program")/.." && pwd)/lib
+[[ ! -d $libraries ]] || export LD_LIBRARY_PATH=$libraries:${CUDA_PATH:-/usr/local/cuda}/lib64:${LD_LIBRARY_PATH:-}
 found=0
 for tool in memcheck racecheck initcheck synccheck; do
   printf -- '--- %s\n' "$tool"

@@ -171,7 +171,7 @@ TEST(FusedFault, AWrongNormWeightIsNotTheSumsFault) {
 
 TEST(FusedTrace, MovesFewerBytesThroughMemory) {
   const VerifyParts parts = builtin_parts();
-  const Model model = load_model("llama-3-8b", {.shapes_only = true});
+  const Model model = load_model("llama-3-8b", {.shapes_only = true, .random_seed = {}, .config = {}});
   const Program plain = build_program(
       model, resolve(load_plan("megatron"), model, Mesh{{{"tp", 4}}}), parts.ops);
   const Program fused = fuse(plain, parts.ops);

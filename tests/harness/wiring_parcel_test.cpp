@@ -9,8 +9,9 @@ namespace shardcheck {
 namespace {
 
 TEST(WiringParcel, KeepsEveryField) {
-  const std::vector<WiringFault> faults{{"layers.0.mlp.down_proj.weight", 7, Phase::decode, 3, {1, 2}, "differs", {0}},
-                                        {"norm", 0, Phase::prefill, 0, {}, "", {}}};
+  const std::vector<WiringFault> faults{
+      {"layers.0.mlp.down_proj.weight", 7, Phase::decode, 3, {1, 2}, "differs", {0}},
+      {"norm", 0, Phase::prefill, 0, {}, "", {}}};
   const std::vector<WiringFault> read = unpack_faults(pack_faults(faults));
   ASSERT_EQ(read.size(), faults.size());
   for (std::size_t i = 0; i < read.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// To be started by mpirun: ranks RANKS SCENARIO. Prints one line by the process that judges; exit 0 where the scenario went
-// as it should.
+// To be started by mpirun: ranks RANKS SCENARIO. Prints one line by the process that judges; exit 0 where the
+// scenario went as it should.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -16,7 +16,8 @@ namespace shardcheck::testing {
 namespace {
 
 void sum(Rank& rank, const std::string& site, std::int64_t rows = 2) {
-  rank.over()->all_reduce(rank.stream(), rank.put(varied(DType::f32, rows, 8, 1)), {}, rank.empty(DType::f32, rows, 8), at(site));
+  rank.over()->all_reduce(rank.stream(), rank.put(varied(DType::f32, rows, 8, 1)), {},
+                          rank.empty(DType::f32, rows, 8), at(site));
 }
 
 /// What each process does as its rank; throws what it should throw.
@@ -46,7 +47,8 @@ int compare_with_threads(World& world, int size) {
     const Tensor out = rank.empty(DType::f64, 700, 900);
     rank.over()->all_reduce(rank.stream(), in, {}, out, at("large"));
     const auto self = static_cast<std::size_t>(index);
-    for (std::size_t i = 0; i < results.size(); ++i) wrong += !results[i][self].bitwise_equal(expected[i][self]);
+    for (std::size_t i = 0; i < results.size(); ++i)
+      wrong += !results[i][self].bitwise_equal(expected[i][self]);
     ledger.pop_back();
     wrong += ledger != threads.ledgers[self];
   });

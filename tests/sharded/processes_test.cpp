@@ -19,7 +19,8 @@ constexpr int kRanks = 3;
 class Overwriter final : public Interposer {
  public:
   explicit Overwriter(int rank) : rank_(rank) {}
-  void between(RankContext& context, const Instruction& instruction, std::vector<Tensor>& outputs) override {
+  void between(RankContext& context, const Instruction& instruction,
+               std::vector<Tensor>& outputs) override {
     if (context.rank() == rank_ && instruction.site == "layers.0.self_attn.o_proj")
       context.device().poison(context.stream(), outputs[0].row_range(0, 1));
   }
@@ -33,7 +34,8 @@ class Misfit final : public Interposer {
  public:
   explicit Misfit(int rank) : rank_(rank) {}
   void after(RankContext& context, const Instruction& instruction, std::vector<Tensor>&) override {
-    if (context.rank() == rank_ && instruction.site == "layers.0.mlp.down_proj") throw ShapeError("no fit");
+    if (context.rank() == rank_ && instruction.site == "layers.0.mlp.down_proj")
+      throw ShapeError("no fit");
   }
 
  private:
@@ -68,7 +70,8 @@ struct Case {
       std::vector<std::jthread> processes;
       for (int process = 0; process <= kRanks; ++process) {
         processes.emplace_back([&, process] {
-          const auto world = make_process_world(line(kRanks), std::make_shared<testing::LocalWire>(job, process));
+          const auto world = make_process_world(line(kRanks),
+                                                std::make_shared<testing::LocalWire>(job, process));
           if (process == 0) {
             result = run(*world, taps, interposer);
             return;
@@ -91,7 +94,8 @@ void expect_same(const Taps& processes, const Taps& threads) {
     EXPECT_EQ(theirs.layout, parts.layout);
     ASSERT_EQ(theirs.ranks.size(), parts.ranks.size());
     for (std::size_t rank = 0; rank < parts.ranks.size(); ++rank)
-      EXPECT_TRUE(theirs.ranks[rank].bitwise_equal(parts.ranks[rank])) << std::get<2>(key) << " of rank " << rank;
+      EXPECT_TRUE(theirs.ranks[rank].bitwise_equal(parts.ranks[rank]))
+          << std::get<2>(key) << " of rank " << rank;
   }
 }
 

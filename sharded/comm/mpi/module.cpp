@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libshardcheck_mpi.so: the wire between processes, by MPI. All calls come from one thread and none of them waits inside
-// MPI, which would spin on a core that another process may need.
+// libshardcheck_mpi.so: the wire between processes, by MPI. All calls come from one thread and none of them waits
+// inside MPI, which would spin on a core that another process may need.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -26,11 +26,13 @@ constexpr int kGoodbye = 1000;                        // a tag beyond all channe
 /// Bytes that leave as their size and then as pieces.
 class Outgoing {
  public:
-  Outgoing(int to, int channel, std::string bytes) : bytes_(std::move(bytes)), size_(bytes_.size()) {
+  Outgoing(int to, int channel, std::string bytes)
+      : bytes_(std::move(bytes)), size_(bytes_.size()) {
     MPI_Isend(&size_, sizeof size_, MPI_BYTE, to, channel, MPI_COMM_WORLD, &requests_.emplace_back());
     for (std::size_t at = 0; at < bytes_.size(); at += kPiece) {
       const int count = static_cast<int>(std::min(kPiece, bytes_.size() - at));
-      MPI_Isend(bytes_.data() + at, count, MPI_BYTE, to, channel, MPI_COMM_WORLD, &requests_.emplace_back());
+      MPI_Isend(bytes_.data() + at, count, MPI_BYTE, to, channel, MPI_COMM_WORLD,
+                &requests_.emplace_back());
     }
   }
   bool gone() {
@@ -51,7 +53,8 @@ class Incoming {
   Incoming(int from, int channel, std::size_t size) : bytes_(size, '\0') {
     for (std::size_t at = 0; at < size; at += kPiece) {
       const int count = static_cast<int>(std::min(kPiece, size - at));
-      MPI_Irecv(bytes_.data() + at, count, MPI_BYTE, from, channel, MPI_COMM_WORLD, &requests_.emplace_back());
+      MPI_Irecv(bytes_.data() + at, count, MPI_BYTE, from, channel, MPI_COMM_WORLD,
+                &requests_.emplace_back());
     }
   }
   bool here() {
@@ -76,7 +79,8 @@ class MpiWire final : public Wire {
   }
   ~MpiWire() override {
     for (int other = 0; other < processes_; ++other) {
-      if (other != process_) sent_.push_back(std::make_unique<Outgoing>(other, kGoodbye, std::string()));
+      if (other != process_)
+        sent_.push_back(std::make_unique<Outgoing>(other, kGoodbye, std::string()));
     }
     // A process that another one still waits for must be there to say that it leaves; MPI would only hang.
     for (int other = 0; other < processes_; ++other) {
@@ -143,7 +147,9 @@ class MpiWire final : public Wire {
 std::shared_ptr<Wire> open() {
   int initialized = 0;
   MPI_Initialized(&initialized);
-  if (initialized != 0) throw InputError("communicator 'mpi': this process has joined the job before, and can't do it twice");
+  if (initialized != 0)
+    throw InputError(
+        "communicator 'mpi': this process has joined the job before, and can't do it twice");
   return std::make_shared<MpiWire>();
 }
 
@@ -160,6 +166,6 @@ std::string describe() {
 
 extern "C" {
 extern const shardcheck::WireModule shardcheck_wire_module __attribute__((visibility("default")));
-const shardcheck::WireModule shardcheck_wire_module = {shardcheck::kWireModuleVersion, shardcheck::open,
-                                                       shardcheck::describe};
+const shardcheck::WireModule shardcheck_wire_module = {shardcheck::kWireModuleVersion,
+                                                       shardcheck::open, shardcheck::describe};
 }

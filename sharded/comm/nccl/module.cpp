@@ -37,13 +37,20 @@ std::string version_text(int version) {
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return ncclFloat64;
-    case DType::f32: return ncclFloat32;
-    case DType::bf16: return ncclBfloat16;
-    case DType::f16: return ncclFloat16;
-    case DType::i64: return ncclInt64;
-    case DType::u64: return ncclUint64;
-    default: throw CommError(fmt::format("NCCL can't move {}", name(dtype)));
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f16:
+      return ncclFloat16;
+    case DType::i64:
+      return ncclInt64;
+    case DType::u64:
+      return ncclUint64;
+    default:
+      throw CommError(fmt::format("NCCL can't move {}", name(dtype)));
   }
 }
 
@@ -56,13 +63,19 @@ std::string shape(const Tensor& tensor) {
 class NcclGroup final : public DenseGroup {
  public:
   NcclGroup(Stream& stream, const Joining& joining)
-      : name_(joining.name), size_(joining.size), member_(joining.member), stopped_(joining.stopped), timeout_(comm_timeout()) {
+      : name_(joining.name),
+        size_(joining.size),
+        member_(joining.member),
+        stopped_(joining.stopped),
+        timeout_(comm_timeout()) {
     check(cudaStreamGetDevice(native(stream), &device_), "cudaStreamGetDevice");
     check(cudaSetDevice(device_), "cudaSetDevice");
     check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
     try {
       init(joining);
-      peers_ = PeerReduce::make(device_, size_, member_, [&](std::span<const std::uint64_t> own) { return gathered(stream, own); });
+      peers_ = PeerReduce::make(device_, size_, member_, [&](std::span<const std::uint64_t> own) {
+        return gathered(stream, own);
+      });
     } catch (...) {
       abort();
       static_cast<void>(cudaEventDestroy(done_));
@@ -82,12 +95,15 @@ class NcclGroup final : public DenseGroup {
   bool reduces(const ReduceSpec& spec, const Tensor& in) const override {
     return by_nccl(spec, in) || (peers_ != nullptr && peers_->takes(spec, in));
   }
-  bool reduce_scatters(const ReduceSpec& spec, const Tensor& in) const override { return by_nccl(spec, in); }
+  bool reduce_scatters(const ReduceSpec& spec, const Tensor& in) const override {
+    return by_nccl(spec, in);
+  }
 
   void all_reduce(Stream& stream, const Tensor& in, const ReduceSpec& spec, const Tensor& out) override {
     if (by_nccl(spec, in)) {
       return call(stream, "ncclAllReduce", in, [&](ncclComm_t comm) {
-        return ncclAllReduce(address(in), address(out), count_of(in), type_of(in.dtype), ncclSum, comm, native(stream));
+        return ncclAllReduce(address(in), address(out), count_of(in), type_of(in.dtype), ncclSum,
+                             comm, native(stream));
       });
     }
     check(cudaSetDevice(device_), "cudaSetDevice");
@@ -96,21 +112,24 @@ class NcclGroup final : public DenseGroup {
   }
   void reduce_scatter(Stream& stream, const Tensor& in, const Tensor& out) override {
     call(stream, "ncclReduceScatter", in, [&](ncclComm_t comm) {
-      return ncclReduceScatter(address(in), address(out), count_of(out), type_of(in.dtype), ncclSum, comm, native(stream));
+      return ncclReduceScatter(address(in), address(out), count_of(out), type_of(in.dtype), ncclSum,
+                               comm, native(stream));
     });
   }
   void all_gather(Stream& stream, const Tensor& in, const Tensor& out) override {
     call(stream, "ncclAllGather", in, [&](ncclComm_t comm) {
-      return ncclAllGather(address(in), address(out), count_of(in), type_of(in.dtype), comm, native(stream));
+      return ncclAllGather(address(in), address(out), count_of(in), type_of(in.dtype), comm,
+                           native(stream));
     });
   }
   void broadcast(Stream& stream, const Tensor& in, int root, const Tensor& out) override {
     call(stream, "ncclBroadcast", out, [&](ncclComm_t comm) {
-      return ncclBroadcast(member_ == root ? address(in) : address(out), address(out), count_of(out), type_of(out.dtype), root,
-                           comm, native(stream));
+      return ncclBroadcast(member_ == root ? address(in) : address(out), address(out),
+                           count_of(out), type_of(out.dtype), root, comm, native(stream));
     });
   }
-  void exchange(Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+  void exchange(Stream& stream, std::span<const Message> sends,
+                std::span<const Message> receives) override {
     if (sends.empty() && receives.empty()) return;
     const Tensor& first = sends.empty() ? receives.front().tensor : sends.front().tensor;
     call(stream, "ncclSend and ncclRecv", first, [&](ncclComm_t comm) {
@@ -119,10 +138,12 @@ class NcclGroup final : public DenseGroup {
         if (result == ncclSuccess || result == ncclInProgress) result = next;
       };
       for (const Message& m : sends) {
-        add(ncclSend(address(m.tensor), count_of(m.tensor), type_of(m.tensor.dtype), m.peer, comm, native(stream)));
+        add(ncclSend(address(m.tensor), count_of(m.tensor), type_of(m.tensor.dtype), m.peer, comm,
+                     native(stream)));
       }
       for (const Message& m : receives) {
-        add(ncclRecv(address(m.tensor), count_of(m.tensor), type_of(m.tensor.dtype), m.peer, comm, native(stream)));
+        add(ncclRecv(address(m.tensor), count_of(m.tensor), type_of(m.tensor.dtype), m.peer, comm,
+                     native(stream)));
       }
       add(ncclGroupEnd());
       return result;
@@ -133,22 +154,28 @@ class NcclGroup final : public DenseGroup {
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return {};
     ncclResult_t state = ncclSuccess;
-    if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess || (state != ncclSuccess && state != ncclInProgress)) {
-      return fmt::format("{}: NCCL reports {}: {}", name_, ncclGetErrorString(state), ncclGetLastError(comm_));
+    if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess ||
+        (state != ncclSuccess && state != ncclInProgress)) {
+      return fmt::format("{}: NCCL reports {}: {}", name_, ncclGetErrorString(state),
+                         ncclGetLastError(comm_));
     }
     if (peers_ != nullptr) {
-      if (const std::string why = peers_->failure(); !why.empty()) return fmt::format("{}: {}", name_, why);
+      if (const std::string why = peers_->failure(); !why.empty())
+        return fmt::format("{}: {}", name_, why);
     }
     if (!last_) return {};
     const cudaError_t status = cudaEventQuery(done_);
     if (status == cudaErrorNotReady) {
       if (std::chrono::steady_clock::now() - last_->enqueued < timeout_) return {};
-      return fmt::format("{}: {} has not ended {} s after it was enqueued; SHARDCHECK_TIMEOUT sets the seconds to wait", name_,
-                         last_->what, std::chrono::duration<double>(timeout_).count());
+      return fmt::format(
+          "{}: {} has not ended {} s after it was enqueued; SHARDCHECK_TIMEOUT sets the seconds to "
+          "wait",
+          name_, last_->what, std::chrono::duration<double>(timeout_).count());
     }
     if (status == cudaSuccess) last_.reset();
-    return status == cudaSuccess ? std::string()
-                                 : fmt::format("{}: after {}: {}", name_, last_->what, cudaGetErrorString(status));
+    return status == cudaSuccess
+               ? std::string()
+               : fmt::format("{}: after {}: {}", name_, last_->what, cudaGetErrorString(status));
   }
   void abort() override {
     const std::lock_guard lock(mutex_);
@@ -169,13 +196,15 @@ class NcclGroup final : public DenseGroup {
 
   static bool by_nccl(const ReduceSpec& spec, const Tensor& in) {
     const bool chain = spec.order == ReduceOrder::ring || spec.order == ReduceOrder::tree;
-    const bool rounds = spec.hop == HopRounding::wire || in.dtype == DType::f32 || in.dtype == DType::f64;
+    const bool rounds = spec.hop == HopRounding::wire || in.dtype == DType::f32 ||
+                        in.dtype == DType::f64;
     return spec.op == ReduceOp::sum && chain && rounds && is_float(in.dtype);
   }
 
   void init(const Joining& joining) {
     ncclUniqueId id = {};
-    if (joining.id.size() != sizeof id) throw CommError(fmt::format("{}: the group has no NCCL id", name_));
+    if (joining.id.size() != sizeof id)
+      throw CommError(fmt::format("{}: the group has no NCCL id", name_));
     std::memcpy(&id, joining.id.data(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -203,7 +232,9 @@ class NcclGroup final : public DenseGroup {
     settle(words);
     follow(stream, words);
   }
-  void follow(Stream& stream, const char* what, const Tensor& tensor) { follow(stream, fmt::format("{} {}", what, shape(tensor))); }
+  void follow(Stream& stream, const char* what, const Tensor& tensor) {
+    follow(stream, fmt::format("{} {}", what, shape(tensor)));
+  }
   void follow(Stream& stream, const std::string& what) {
     check(cudaEventRecord(done_, native(stream)), what);
     const std::lock_guard lock(mutex_);
@@ -212,12 +243,14 @@ class NcclGroup final : public DenseGroup {
   }
 
   void require_alive(const std::string& what) const {
-    if (comm_ == nullptr) throw CommError(fmt::format("{}: {}: the group has been stopped", name_, what));
+    if (comm_ == nullptr)
+      throw CommError(fmt::format("{}: {}: the group has been stopped", name_, what));
   }
   void require(ncclResult_t result, const std::string& what) {
     if (result == ncclSuccess || result == ncclInProgress) return;
     const std::lock_guard lock(mutex_);
-    throw CommError(fmt::format("{}: {}: {}: {}", name_, what, ncclGetErrorString(result), ncclGetLastError(comm_)));
+    throw CommError(fmt::format("{}: {}: {}: {}", name_, what, ncclGetErrorString(result),
+                                ncclGetLastError(comm_)));
   }
 
   /// A communicator that doesn't block takes the next call only when it has finished with this one.
@@ -233,10 +266,12 @@ class NcclGroup final : public DenseGroup {
       }
       if (state == ncclSuccess) return;
       require(state, what);
-      if (stopped_()) throw CommError(fmt::format("{}: {}: given up, because the run has been stopped", name_, what));
+      if (stopped_())
+        throw CommError(fmt::format("{}: {}: given up, because the run has been stopped", name_, what));
       if (std::chrono::steady_clock::now() > deadline) {
-        throw CommError(fmt::format("{}: {}: the peers have not come in {} s; SHARDCHECK_TIMEOUT sets the seconds to wait", name_,
-                                    what, std::chrono::duration<double>(timeout_).count()));
+        throw CommError(fmt::format(
+            "{}: {}: the peers have not come in {} s; SHARDCHECK_TIMEOUT sets the seconds to wait",
+            name_, what, std::chrono::duration<double>(timeout_).count()));
       }
       if (looks > 100) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -248,10 +283,12 @@ class NcclGroup final : public DenseGroup {
     std::vector<std::uint64_t> all(all_count);
     void* memory = nullptr;
     check(cudaMalloc(&memory, all_count * sizeof(std::uint64_t)), "cudaMalloc");
-    const std::unique_ptr<void, void (*)(void*)> owner(memory, [](void* p) { static_cast<void>(cudaFree(p)); });
+    const std::unique_ptr<void, void (*)(void*)> owner(
+        memory, [](void* p) { static_cast<void>(cudaFree(p)); });
     auto* const slots = static_cast<std::uint64_t*>(memory);
     std::uint64_t* const mine = slots + own.size() * static_cast<std::size_t>(member_);
-    check(cudaMemcpyAsync(mine, own.data(), own.size_bytes(), cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
+    check(cudaMemcpyAsync(mine, own.data(), own.size_bytes(), cudaMemcpyDefault, native(stream)),
+          "cudaMemcpyAsync");
     ncclResult_t result = ncclSuccess;
     {
       const std::lock_guard lock(mutex_);
@@ -260,7 +297,9 @@ class NcclGroup final : public DenseGroup {
     }
     require(result, "joining");
     settle("joining");
-    check(cudaMemcpyAsync(all.data(), slots, all_count * sizeof(std::uint64_t), cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
+    check(cudaMemcpyAsync(all.data(), slots, all_count * sizeof(std::uint64_t), cudaMemcpyDefault,
+                          native(stream)),
+          "cudaMemcpyAsync");
     check(cudaEventRecord(done_, native(stream)), "cudaEventRecord");
     await_gathered();
     return all;
@@ -303,19 +342,23 @@ class NcclLibrary final : public CollectiveLibrary {
     const char* const shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     if (version >= kSharesGpus && shares != nullptr && std::string_view(shares) == "1") return {};
     return fmt::format(
-        "communicator 'nccl' needs a GPU for each of {} ranks, and there {} {}: use communicator threads, whose ranks share a "
+        "communicator 'nccl' needs a GPU for each of {} ranks, and there {} {}: use communicator "
+        "threads, whose ranks share a "
         "GPU, {}",
         ranks, gpus == 1 ? "is" : "are", gpus,
         version >= kSharesGpus
-            ? fmt::format("or set NCCL_MULTI_RANK_GPU_ENABLE=1, which NCCL {} understands", version_text(version))
-            : fmt::format("or NCCL 2.30.3 or later with NCCL_MULTI_RANK_GPU_ENABLE=1 (this is {})", version_text(version)));
+            ? fmt::format("or set NCCL_MULTI_RANK_GPU_ENABLE=1, which NCCL {} understands",
+                          version_text(version))
+            : fmt::format("or NCCL 2.30.3 or later with NCCL_MULTI_RANK_GPU_ENABLE=1 (this is {})",
+                          version_text(version)));
   }
 
   std::string new_id() override {
     ncclUniqueId id = {};
     const ncclResult_t result = ncclGetUniqueId(&id);
     if (result != ncclSuccess) {
-      throw CommError(fmt::format("ncclGetUniqueId: {}: {}", ncclGetErrorString(result), ncclGetLastError(nullptr)));
+      throw CommError(fmt::format("ncclGetUniqueId: {}: {}", ncclGetErrorString(result),
+                                  ncclGetLastError(nullptr)));
     }
     return {reinterpret_cast<const char*>(&id), sizeof id};
   }
@@ -324,8 +367,10 @@ class NcclLibrary final : public CollectiveLibrary {
   }
   std::string note() const override {
     return fmt::format(
-        "NCCL {} moves data between GPUs and takes the sums of ring and tree itself, by an algorithm that it chooses (NCCL_ALGO "
-        "sets it); one_shot and two_shot are summed over peer memory, or, where GPUs don't reach each other, like the other "
+        "NCCL {} moves data between GPUs and takes the sums of ring and tree itself, by an "
+        "algorithm that it chooses (NCCL_ALGO "
+        "sets it); one_shot and two_shot are summed over peer memory, or, where GPUs don't reach "
+        "each other, like the other "
         "orders: gathered by NCCL and summed by reduce_n",
         version_text(nccl_version()));
   }
@@ -350,7 +395,8 @@ std::string describe() {
 }  // namespace shardcheck::gpu
 
 extern "C" {
-extern const shardcheck::LibraryModule shardcheck_library_module __attribute__((visibility("default")));
-const shardcheck::LibraryModule shardcheck_library_module = {shardcheck::kLibraryModuleVersion, shardcheck::gpu::open,
-                                                             shardcheck::gpu::describe};
+extern const shardcheck::LibraryModule shardcheck_library_module
+    __attribute__((visibility("default")));
+const shardcheck::LibraryModule shardcheck_library_module = {
+    shardcheck::kLibraryModuleVersion, shardcheck::gpu::open, shardcheck::gpu::describe};
 }

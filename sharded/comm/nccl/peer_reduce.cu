@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sharded/comm/nccl/peer_reduce.hpp"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "kernels/cuda/reduce_n.cuh"
 #include "model/error.hpp"
+#include "sharded/comm/nccl/peer_reduce.hpp"
 #include "sharded/comm/timeout.hpp"
 
 namespace shardcheck::gpu {
@@ -16,8 +15,8 @@ namespace shardcheck::gpu {
 /// This module links no cuBLAS, of which kernels/cuda/check.cpp knows too.
 void check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) return;
-  throw DeviceError(std::string(what) + ": " + cudaGetErrorName(status) + " (" + std::to_string(status) + "): " +
-                    cudaGetErrorString(status));
+  throw DeviceError(std::string(what) + ": " + cudaGetErrorName(status) + " (" +
+                    std::to_string(status) + "): " + cudaGetErrorString(status));
 }
 
 struct PeerReduce::Host {
@@ -31,11 +30,15 @@ constexpr int kMostPeers = kFewTerms;
 constexpr std::int64_t kBufferBytes = std::int64_t{8} << 20;  // larger sums are gathered
 constexpr std::int64_t kFlagBytes = 4096;
 
-/// A member's memory: a flag of each peer, then two buffers for its terms and two for its slices of a sum. They are used in
-/// turn: when a GPU writes one again, its peers have come to the call after the one in which they read it.
+/// A member's memory: a flag of each peer, then two buffers for its terms and two for its slices of a sum. They are
+/// used in turn: when a GPU writes one again, its peers have come to the call after the one in which they read it.
 unsigned* flags_of(std::byte* memory) { return reinterpret_cast<unsigned*>(memory); }
-std::byte* terms_of(std::byte* memory, unsigned half) { return memory + kFlagBytes + half * kBufferBytes; }
-std::byte* slices_of(std::byte* memory, unsigned half) { return memory + kFlagBytes + (2 + half) * kBufferBytes; }
+std::byte* terms_of(std::byte* memory, unsigned half) {
+  return memory + kFlagBytes + half * kBufferBytes;
+}
+std::byte* slices_of(std::byte* memory, unsigned half) {
+  return memory + kFlagBytes + (2 + half) * kBufferBytes;
+}
 
 struct Meeting {
   unsigned* flags[kMostPeers];  // of each member
@@ -62,7 +65,8 @@ __global__ void meet_peers(Meeting meeting) {
   Flag(meeting.flags[peer][meeting.member]).store(meeting.epoch, cuda::std::memory_order_release);
   const Flag theirs(meeting.flags[meeting.member][peer]);
   const std::int64_t start = nanoseconds();
-  for (unsigned looks = 1; static_cast<int>(theirs.load(cuda::std::memory_order_acquire) - meeting.epoch) < 0; ++looks) {
+  for (unsigned looks = 1;
+       static_cast<int>(theirs.load(cuda::std::memory_order_acquire) - meeting.epoch) < 0; ++looks) {
     if (looks % 1024 != 0) continue;
     if (*meeting.stop != 0) return;
     if (nanoseconds() - start > meeting.patience_ns) {
@@ -75,12 +79,15 @@ __global__ void meet_peers(Meeting meeting) {
 
 /// out = terms[0] + terms[1] + ... from left to right, one rounding.                        `count` elements each
 template <typename T>
-void sum_peers(cudaStream_t stream, std::span<std::byte* const> terms, std::int64_t count, std::byte* out) {
+void sum_peers(cudaStream_t stream, std::span<std::byte* const> terms, std::int64_t count,
+               std::byte* out) {
   if (count == 0) return;
   Terms<T, kFewTerms> all;
-  for (std::byte* const term : terms) all.values[all.size++] = {reinterpret_cast<const T*>(term), 1, count, count, 1};
+  for (std::byte* const term : terms)
+    all.values[all.size++] = {reinterpret_cast<const T*>(term), 1, count, count, 1};
   const View<T> target{reinterpret_cast<T*>(out), 1, count, count, 1};
-  const bool many = reinterpret_cast<std::uintptr_t>(out) % kPackBytes == 0;  // the buffers themselves are aligned
+  const bool many = reinterpret_cast<std::uintptr_t>(out) % kPackBytes ==
+                    0;  // the buffers themselves are aligned
   const Cover grid = cover(1, many ? (count + kPackOf<T> - 1) / kPackOf<T> : count);
   using Op = HopSum<T, false>;
   launch(many ? reduce_chain<kPackOf<T>, T, kFewTerms, Op> : reduce_chain<1, T, kFewTerms, Op>,
@@ -92,7 +99,8 @@ void sum_peers(cudaStream_t stream, std::span<std::byte* const> terms, std::int6
 std::unique_ptr<PeerReduce> PeerReduce::make(int device, int size, int member, const Gather& gather) {
   std::unique_ptr<PeerReduce> peers(new PeerReduce(size, member));
   if (size <= kMostPeers) peers->allocate();
-  const std::uint64_t own[] = {static_cast<std::uint64_t>(getpid()), static_cast<std::uint64_t>(device),
+  const std::uint64_t own[] = {static_cast<std::uint64_t>(getpid()),
+                               static_cast<std::uint64_t>(device),
                                reinterpret_cast<std::uint64_t>(peers->memory_)};
   const std::vector<std::uint64_t> all = gather(own);
   bool reaches = peers->memory_ != nullptr;
@@ -119,14 +127,16 @@ std::unique_ptr<PeerReduce> PeerReduce::make(int device, int size, int member, c
   // Its flags are zero and its peers reachable when a member says so; only where all do are they used.
   const std::uint64_t ready[] = {reaches ? std::uint64_t{1} : std::uint64_t{0}};
   const std::vector<std::uint64_t> answers = gather(ready);
-  const bool all_ready = std::all_of(answers.begin(), answers.end(), [](std::uint64_t answer) { return answer == 1; });
+  const bool all_ready = std::all_of(answers.begin(), answers.end(),
+                                     [](std::uint64_t answer) { return answer == 1; });
   return all_ready ? std::move(peers) : nullptr;
 }
 
 /// Leaves memory_ null where the GPU has no room for it.
 void PeerReduce::allocate() {
   void* host = nullptr;
-  check(cudaHostAlloc(&host, sizeof(Host), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
+  check(cudaHostAlloc(&host, sizeof(Host), cudaHostAllocPortable | cudaHostAllocMapped),
+        "cudaHostAlloc");
   host_ = new (host) Host{0, 0};
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<std::size_t>(kFlagBytes + 4 * kBufferBytes)) != cudaSuccess) {
@@ -150,7 +160,8 @@ bool PeerReduce::takes(const ReduceSpec& spec, const Tensor& in) const {
 
 void PeerReduce::meet(cudaStream_t stream) {
   Meeting meeting = {};
-  for (int peer = 0; peer < size_; ++peer) meeting.flags[peer] = flags_of(memories_[static_cast<std::size_t>(peer)]);
+  for (int peer = 0; peer < size_; ++peer)
+    meeting.flags[peer] = flags_of(memories_[static_cast<std::size_t>(peer)]);
   meeting.size = size_;
   meeting.member = member_;
   meeting.epoch = ++epoch_;
@@ -160,11 +171,12 @@ void PeerReduce::meet(cudaStream_t stream) {
   launch(meet_peers, {"meeting of peers", stream, dim3(1), dim3(kWarp)}, meeting);
 }
 
-void PeerReduce::all_reduce(cudaStream_t stream, const Tensor& in, const ReduceSpec& spec, const Tensor& out) {
+void PeerReduce::all_reduce(cudaStream_t stream, const Tensor& in, const ReduceSpec& spec,
+                            const Tensor& out) {
   const unsigned half = calls_++ % 2;
   const std::int64_t count = in.elements(), size = static_cast<std::int64_t>(element_size(in.dtype));
-  check(cudaMemcpyAsync(terms_of(memory_, half), address(in), static_cast<std::size_t>(in.bytes()), cudaMemcpyDeviceToDevice,
-                        stream),
+  check(cudaMemcpyAsync(terms_of(memory_, half), address(in), static_cast<std::size_t>(in.bytes()),
+                        cudaMemcpyDeviceToDevice, stream),
         "all_reduce over peers");
   meet(stream);
   // Who sums which elements: everybody all of them, or each a slice of whole packs.
@@ -179,7 +191,8 @@ void PeerReduce::all_reduce(cudaStream_t stream, const Tensor& in, const ReduceS
   std::vector<std::byte*> terms;
   for (std::byte* const memory : memories_) terms.push_back(terms_of(memory, half) + begin * size);
   std::byte* const target = once ? slices_of(memory_, half) + begin * size : address(out);
-  with_storage_type(in.dtype, [&]<typename T>(T) { sum_peers<T>(stream, terms, end - begin, target); });
+  with_storage_type(in.dtype,
+                    [&]<typename T>(T) { sum_peers<T>(stream, terms, end - begin, target); });
   if (!once) return;
   meet(stream);
   for (int owner = 0; owner < size_; ++owner) {
@@ -194,7 +207,8 @@ void PeerReduce::all_reduce(cudaStream_t stream, const Tensor& in, const ReduceS
 
 std::string PeerReduce::failure() const {
   const int failed = host_ == nullptr ? 0 : host_->failed;
-  return failed == 0 ? std::string() : "a sum over peer GPUs waited in vain for member " + std::to_string(failed - 1);
+  return failed == 0 ? std::string()
+                     : "a sum over peer GPUs waited in vain for member " + std::to_string(failed - 1);
 }
 
 void PeerReduce::stop() {

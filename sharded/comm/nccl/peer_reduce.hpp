@@ -14,8 +14,8 @@
 
 namespace shardcheck::gpu {
 
-/// One member's end of a group of GPUs that reach each other's memory, all in one process. Each GPU has a buffer that its
-/// peers read; a kernel of one block tells the peers how far a GPU has come, and waits for them.
+/// One member's end of a group of GPUs that reach each other's memory, all in one process. Each GPU has a buffer that
+/// its peers read; a kernel of one block tells the peers how far a GPU has come, and waits for them.
 class PeerReduce {
  public:
   /// Gives every member's numbers to all, by member.
@@ -40,17 +40,17 @@ class PeerReduce {
   void stop();
 
  private:
-  struct Host;     // what kernels and host tell each other
+  struct Host;  // what kernels and host tell each other
 
   PeerReduce(int size, int member) : size_(size), member_(member) {}
   void allocate();
   void meet(cudaStream_t stream);
 
   const int size_, member_;
-  std::byte* memory_ = nullptr;        // of this GPU
-  Host* host_ = nullptr;               // pinned
-  std::vector<std::byte*> memories_;   // by member
-  unsigned epoch_ = 0;                 // meetings so far
+  std::byte* memory_ = nullptr;       // of this GPU
+  Host* host_ = nullptr;              // pinned
+  std::vector<std::byte*> memories_;  // by member
+  unsigned epoch_ = 0;                // meetings so far
   unsigned calls_ = 0;
 };
 
