@@ -46,7 +46,8 @@ struct CandidateRow {
   int step = 0;
   int order = 0;         // in the program
   double rel_fro = 0.0;  // of the assembled value, against the reference
-  double limit = 0.0;  // 4 times that of the unsharded run in the candidate's dtype, plain or with its sums
+  /// f64: G2's; else 4 times that of the unsharded run in the candidate's dtype, plain or with its sums.
+  double limit = 0.0;
   std::vector<int> ranks;  // that fail
   std::string problem;     // empty, or what is wrong besides the number
   bool passed() const { return problem.empty() && rel_fro <= limit; }  // NaN fails
@@ -62,7 +63,7 @@ struct CandidateReport {
 };
 
 /// Coverage and shapes, NaN, replicas bitwise equal, assembled values against the reference with 4 times the error of
-/// the unsharded run on `parts`' cpu device, and G3 where an op's inputs are taps too.
+/// the unsharded run on `parts`' cpu device (in f64 with G2's limit), and G3 where an op's inputs are taps too.
 CandidateReport compare_candidate(const Model& model, const Candidate& candidate,
                                   const VerifyParts& parts);
 

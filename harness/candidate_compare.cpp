@@ -9,6 +9,7 @@
 #include "harness/assess.hpp"
 #include "harness/candidate.hpp"
 #include "harness/candidate_names.hpp"
+#include "harness/end_to_end.hpp"
 #include "harness/mistrust.hpp"
 #include "harness/wiring.hpp"
 #include "harness/yardstick.hpp"
@@ -21,6 +22,7 @@ namespace {
 using reference::Matrix;
 
 /// A correct run in the same precision shows an error like the unsharded one's; four times it is certainly another.
+/// In f64 the yardstick sums as the reference does and may show no error at all: there G2's limit is the rule.
 constexpr double kYardsticks = 4.0;
 
 /// f64 values of every tap, step by step, rows as in the step.
@@ -243,11 +245,13 @@ class Comparer {
     if (row.problem.empty() && truth.value == nullptr)
       row.problem = "the reference has no such value in this step";
     if (row.problem.empty()) {
-      row.limit = kYardsticks * yardstick_error(s, value.name);
+      row.limit = judged_as_f64() ? kG2Limit : kYardsticks * yardstick_error(s, value.name);
       measure(value, truth, row);
     }
     report_.rows.push_back(std::move(row));
   }
+
+  bool judged_as_f64() const { return coarser(run_.storage, run_.wire) == DType::f64; }
 
   void check_shapes(const StepTaps& step, const TapValue& value, const Truth& truth, CandidateRow& row) {
     const std::int64_t rows = truth.value == nullptr ? step.step.tokens() : truth.value->rows();
@@ -391,10 +395,10 @@ class Comparer {
       failure.ranks = row.ranks;
       failure.cause = !row.problem.empty()
                           ? row.problem
-                          : fmt::format(
-                                "assembled value is off by {:.3g}, limit {:.3g} (4 times the "
-                                "unsharded run's error)",
-                                row.rel_fro, row.limit);
+                          : fmt::format("assembled value is off by {:.3g}, limit {:.3g} ({})",
+                                        row.rel_fro, row.limit,
+                                        judged_as_f64() ? "that of f64 runs"
+                                                        : "4 times the unsharded run's error");
       suspects.push_back({row.order, row.problem.empty() ? 3 : 0, failure});
     }
     for (const WiringFault& fault : wiring_) {

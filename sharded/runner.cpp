@@ -33,7 +33,10 @@ class RankRun {
         execute(instructions[static_cast<std::size_t>(order_)]);
       }
     } catch (...) {
-      deliver_taps();
+      try {
+        deliver_taps();
+      } catch (...) {  // what ended the step is the cause
+      }
       throw;
     }
     deliver_taps();

@@ -2,12 +2,26 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <string>
 
 #include "harness/cli/commands.hpp"
 #include "harness/verify.hpp"
+#include "model/error.hpp"
 #include "model/shipped.hpp"
 
 namespace shardcheck::cli {
+namespace {
+
+/// Not to have one is no reason to say nothing about the rest.
+std::string cache_text() {
+  try {
+    return cache_directory().string();
+  } catch (const InputError& error) {
+    return std::string("none: ") + error.what();
+  }
+}
+
+}  // namespace
 
 void add_info(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
@@ -24,7 +38,7 @@ void add_info(CLI::App& app, int& exit_code) {
     fmt::print("ops            {}\n", fmt::join(parts.ops.names(), ", "));
     for (const Gate gate : kGates) fmt::print("gate {:<9} {}\n", name(gate), description(gate));
     fmt::print("files          {}\n", share_directory().string());
-    fmt::print("cache          {}\n", cache_directory().string());
+    fmt::print("cache          {}\n", cache_text());
     for (const char* folder : {"models", "configs", "plans", "links", "gpus"}) {
       fmt::print("{:<14} {}\n", folder, fmt::join(shipped_names(folder), ", "));
     }

@@ -13,8 +13,9 @@ namespace shardcheck::gpu {
 /// sum = a + b, out = rms_norm(sum). A thread reads back only what it has written itself.
 ///                                                                           a, b, sum, out [M, D]  weight [1, D]
 template <bool kAligned, typename T, typename Out>
-__global__ void add_rms_norm_rows(View<const T> a, View<const T> b, View<const T> weight,
-                                  Accumulate<T> eps, View<T> sum, View<Out> out) {
+__global__ void __launch_bounds__(kMostThreads)
+    add_rms_norm_rows(View<const T> a, View<const T> b, View<const T> weight, Accumulate<T> eps,
+                      View<T> sum, View<Out> out) {
   constexpr int kCount = kPackOf<T>;
   SHARED_ARRAY(Accumulate<T>, of_warps, kMostWarps);
   for (std::int64_t row = blockIdx.x; row < sum.rows; row += gridDim.x) {

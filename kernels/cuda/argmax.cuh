@@ -76,8 +76,9 @@ __device__ inline Best<A> warp_best(Best<A> best) {
 /// value, index = the best of each row; goes_on 1: and of what they hold. x begins at local column `first`.
 ///                                                                     x [M, columns of `owned`]   value, index [M, 1]
 template <bool kAligned, typename T>
-__global__ void argmax_rows(View<const T> x, ColumnList owned, std::int64_t first, int goes_on,
-                            View<Accumulate<T>> value, View<std::int64_t> index) {
+__global__ void __launch_bounds__(kMostThreads)
+    argmax_rows(View<const T> x, ColumnList owned, std::int64_t first, int goes_on,
+                View<Accumulate<T>> value, View<std::int64_t> index) {
   using A = Accumulate<T>;
   constexpr int kCount = kPackOf<T>;
   SHARED_ARRAY(A, value_of, kMostWarps);

@@ -33,8 +33,8 @@ __device__ inline A block_max(A x, Shared& of_warps) {
 
 /// max and sum of exp(x - max), in two passes over the row.                           logits [M, V_r]   max, sum [M, 1]
 template <bool kAligned, typename T>
-__global__ void softmax_statistics(View<const T> logits, View<Accumulate<T>> max,
-                                   View<Accumulate<T>> sum) {
+__global__ void __launch_bounds__(kMostThreads)
+    softmax_statistics(View<const T> logits, View<Accumulate<T>> max, View<Accumulate<T>> sum) {
   using A = Accumulate<T>;
   constexpr int kCount = kPackOf<T>;
   SHARED_ARRAY(A, of_warps, kMostWarps);

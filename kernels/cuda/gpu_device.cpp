@@ -72,10 +72,10 @@ class GpuDevice final : public Device {
  public:
   explicit GpuDevice(int index) : index_(index) {
     enter();
-    int major = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+    check(cudaDeviceGetAttribute(&major_, cudaDevAttrComputeCapabilityMajor, index),
           "cudaDeviceGetAttribute");
-    major_ = major;
+    check(cudaDeviceGetAttribute(&reads_pageable_, cudaDevAttrPageableMemoryAccess, index),
+          "cudaDeviceGetAttribute");
     cudaMemPool_t pool = nullptr;
     check(cudaDeviceGetDefaultMemPool(&pool, index), "cudaDeviceGetDefaultMemPool");
     // Freed memory stays in the pool: giving it back to the driver at every synchronisation costs milliseconds.
@@ -316,12 +316,14 @@ class GpuDevice final : public Device {
             .row_stride = cols};
   }
 
-  /// The bytes have left `host`, which is pageable, when this returns.
+  /// The bytes have left `host`, which is pageable, when this returns: CUDA stages them before its call returns, except
+  /// where the GPU may fetch them from pageable memory itself, in the stream's own time.
   void copy_in(Stream& stream, const HostTensor& host, const Tensor& dense) const {
     if (host.bytes() == 0) return;
-    check(cudaMemcpyAsync(address(dense), host.data(), host.bytes(), cudaMemcpyHostToDevice,
-                          enter(stream)),
+    const cudaStream_t queue = enter(stream);
+    check(cudaMemcpyAsync(address(dense), host.data(), host.bytes(), cudaMemcpyHostToDevice, queue),
           "upload");
+    if (reads_pageable_ != 0) check(cudaStreamSynchronize(queue), "upload");
   }
 
   /// Kernels write their first operand's dtype and its accumulate dtype; what goes into another is made in the latter
@@ -352,7 +354,8 @@ class GpuDevice final : public Device {
   }
 
   const int index_;
-  int major_ = 0;
+  int major_ = 0;           // of the compute capability
+  int reads_pageable_ = 0;  // 1: the GPU can read host memory that isn't pinned
   std::mutex turn_;
   std::shared_ptr<PinnedPool> pinned_ = std::make_shared<PinnedPool>();
   std::unique_ptr<Linear> linear_;

@@ -33,7 +33,8 @@ __device__ inline HashWord hash_term(HashWord seed, std::uint64_t index, HashWor
 
 /// slot[0, 0] = the hash of x, or that much of it added where several blocks share the work.      x [M, D]
 template <bool kAligned, typename Element>
-__global__ void hash_tensor(View<const Element> x, HashWord seed, View<HashWord> slot) {
+__global__ void __launch_bounds__(kMostThreads)
+    hash_tensor(View<const Element> x, HashWord seed, View<HashWord> slot) {
   constexpr int kCount = kPackOf<Element>, kInWord = kCount / 2;
   constexpr int kBits = 8 * static_cast<int>(sizeof(Element));
   SHARED_ARRAY(HashWord, of_warps, kMostWarps);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <type_traits>
 
 #include "kernels/cuda/check.hpp"
@@ -22,6 +23,18 @@ struct Launch {
   std::size_t shared_bytes = 0;  // dynamic
 };
 
+/// "rms_norm, grid [3, 1, 1] of blocks [64, 1, 1] with 0 bytes of dynamic shared memory"
+inline std::string describe(const Launch& config) {
+  std::string text = config.name;
+  const auto append = [&text](const char* before, const dim3& d) {
+    text.append(before).append(std::to_string(d.x)).append(", ").append(std::to_string(d.y));
+    text.append(", ").append(std::to_string(d.z));
+  };
+  append(", grid [", config.grid);
+  append("] of blocks [", config.block);
+  return text.append("] with ").append(std::to_string(config.shared_bytes)).append(" bytes of dynamic shared memory");
+}
+
 /// Enqueues kernel(arguments...). Throws DeviceError naming the kernel and its shape if the launch is refused.
 /// A grid without blocks does nothing. On emu every View among the arguments says what the kernel reads (const T) or
 /// reads and writes (T), which the race check between streams goes by.
@@ -37,7 +50,8 @@ void launch(void (*kernel)(Parameters...), const Launch& config, const Arguments
   native.blockDim = config.block;
   native.dynamicSmemBytes = config.shared_bytes;
   native.stream = config.stream;
-  check(cudaLaunchKernelEx(&native, kernel, static_cast<Parameters>(arguments)...), config.name);
+  const cudaError_t status = cudaLaunchKernelEx(&native, kernel, static_cast<Parameters>(arguments)...);
+  if (status != cudaSuccess) check(status, describe(config));
 #endif
 }
 

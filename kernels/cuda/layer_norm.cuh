@@ -11,8 +11,9 @@ namespace shardcheck::gpu {
 
 /// out = (x - mean) / sqrt(var + eps) * weight + bias.                       x, out [M, D]  weight, bias [1, D]
 template <bool kAligned, typename T, typename Out>
-__global__ void layer_norm_rows(View<const T> x, View<const T> weight, View<const T> bias,
-                                Accumulate<T> eps, View<Out> out) {
+__global__ void __launch_bounds__(kMostThreads)
+    layer_norm_rows(View<const T> x, View<const T> weight, View<const T> bias, Accumulate<T> eps,
+                    View<Out> out) {
   using A = Accumulate<T>;
   constexpr int kCount = kPackOf<T>;
   SHARED_ARRAY(A, of_warps, kMostWarps);

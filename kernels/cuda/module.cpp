@@ -106,7 +106,9 @@ std::unique_ptr<Device> make(int index) {
 }  // namespace shardcheck::gpu
 
 extern "C" {
-extern const shardcheck::DeviceModule shardcheck_device_module __attribute__((visibility("default")));
+extern const shardcheck::DeviceModule shardcheck_device_module
+    __attribute__((visibility("default")));
 const shardcheck::DeviceModule shardcheck_device_module = {
-    shardcheck::kDeviceModuleVersion, shardcheck::gpu::count, shardcheck::gpu::describe, shardcheck::gpu::make};
+    shardcheck::kDeviceModuleVersion, shardcheck::gpu::count, shardcheck::gpu::describe,
+    shardcheck::gpu::make};
 }

@@ -162,13 +162,12 @@ void reduce_n_as(cudaStream_t stream, std::span<const Tensor> terms, const Reduc
   launch_chain(stream, call, chain, HopSum<T, false>{});
 }
 
-/// Throws DeviceError for more than kManyTerms terms.
+/// Throws InputError for more than kManyTerms terms: so many ranks are for the cpu device.
 void reduce_n(cudaStream_t stream, std::span<const Tensor> terms, const ReduceSpec& spec,
               std::int64_t first, std::int64_t total, const Tensor& out) {
   if (terms.size() > kManyTerms) {
-    throw DeviceError("reduce_n: " + std::to_string(terms.size()) +
-                      " terms; one launch takes up to " + std::to_string(kManyTerms) +
-                      ": reduce over groups of that size, one after the other");
+    throw InputError("reduce_n: a GPU sums up to " + std::to_string(kManyTerms) + " ranks' terms, not " +
+                     std::to_string(terms.size()) + ": reduce over smaller groups, one after the other");
   }
   with_storage_type(out.dtype, [&]<typename T>(T) {
     if (terms.size() <= kFewTerms)

@@ -45,7 +45,8 @@ __device__ inline void scale_row(const View<X>& x, std::int64_t row, Accumulate<
 }
 
 template <bool kAligned, typename T, typename Out>
-__global__ void rms_norm_rows(View<const T> x, View<const T> weight, Accumulate<T> eps, View<Out> out) {
+__global__ void __launch_bounds__(kMostThreads)
+    rms_norm_rows(View<const T> x, View<const T> weight, Accumulate<T> eps, View<Out> out) {
   SHARED_ARRAY(Accumulate<T>, of_warps, kMostWarps);
   for (std::int64_t row = blockIdx.x; row < x.rows; row += gridDim.x) {
     const Accumulate<T> scale = rms_scale<kAligned>(x, row, eps, of_warps);

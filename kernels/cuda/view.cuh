@@ -23,7 +23,7 @@ struct View {
 #endif
     return data[row * row_stride + col * col_stride];
   }
-  /// Rows [begin, begin + count) as one row each of a view with the same columns.
+  /// Rows [begin, end), columns [begin, end): the same memory.
   __host__ __device__ View row_range(std::int64_t begin, std::int64_t end) const {
     return {data + begin * row_stride, end - begin, cols, row_stride, col_stride};
   }

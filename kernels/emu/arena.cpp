@@ -29,9 +29,10 @@ Arena::Arena(std::size_t capacity) : capacity_(round_up(capacity, kPage)) {
   reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
   if (reserved_ == MAP_FAILED) {
-    throw DeviceError(
-        fmt::format("emu: no range of {} bytes of addresses for the device's memory: {}", capacity_,
-                    std::strerror(errno)));
+    throw InputError(
+        fmt::format("emu: no range of {} bytes of addresses for the device's memory: {}; is there "
+                    "a limit (ulimit -v)?",
+                    capacity_, std::strerror(errno)));
   }
   const std::size_t skipped = round_up(reinterpret_cast<std::uintptr_t>(reserved_), kPage) -
                               reinterpret_cast<std::uintptr_t>(reserved_);

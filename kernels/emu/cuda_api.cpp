@@ -192,6 +192,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMinor:
       *value = kMinor;
       return cudaSuccess;
+    case cudaDevAttrPageableMemoryAccess:
+      *value = 0;
+      return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = kSharedOptIn;
       return cudaSuccess;

@@ -67,6 +67,8 @@ class Groups {
     for (const auto& group : groups_) {  // only watch() looks at the list now
       try {
         group->drain();
+        if (const std::string failure = group->failure(); !failure.empty())
+          throw CommError(failure);
       } catch (...) {
         rendezvous_.stop_all(std::current_exception());
       }

@@ -192,7 +192,11 @@ class ProcessWorld final : public World {
     std::exception_ptr exception;
     try {
       body(process_);
-      for (const auto& group : shared_->groups) group->drain();
+      for (const auto& group : shared_->groups) {
+        group->drain();
+        if (const std::string failure = group->failure(); !failure.empty())
+          throw CommError(failure);
+      }
     } catch (...) {
       exception = std::current_exception();
       for (const auto& group : shared_->groups) group->abort();

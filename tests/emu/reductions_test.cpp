@@ -58,7 +58,7 @@ TEST_P(ReductionsTest, AnyNumberOfRanksGivesTheCpusBits) {
 }
 
 TEST_P(ReductionsTest, MoreTermsThanALaunchTakesAreRefused) {
-  EXPECT_THROW(reduce(*emu_, terms(129, 4), {}, 0, 4), DeviceError);
+  EXPECT_THROW(reduce(*emu_, terms(129, 4), {}, 0, 4), InputError);
 }
 
 /// `pieces` pieces of a vocabulary, every second column pair, in falling order where `falling`.

@@ -171,7 +171,9 @@ TEST(FusedFault, AWrongNormWeightIsNotTheSumsFault) {
 
 TEST(FusedTrace, MovesFewerBytesThroughMemory) {
   const VerifyParts parts = builtin_parts();
-  const Model model = load_model("llama-3-8b", {.shapes_only = true, .random_seed = {}, .config = {}});
+  ModelOptions shapes;
+  shapes.shapes_only = true;
+  const Model model = load_model("llama-3-8b", shapes);
   const Program plain = build_program(
       model, resolve(load_plan("megatron"), model, Mesh{{{"tp", 4}}}), parts.ops);
   const Program fused = fuse(plain, parts.ops);

@@ -75,6 +75,23 @@ TEST_P(AttentionShapesTest, FewQueriesAgainstAnyNumberOfKeys) {
   }
 }
 
+TEST_P(AttentionShapesTest, AWindowLeavesATileFromOneQueryToTheNext) {
+  constexpr std::int64_t kTile = 32, kWindow = 4;  // keys
+  for (std::int64_t many = 2; many <= 8; ++many) {
+    for (const std::int64_t border : {kTile, 3 * kTile}) {
+      // The last query's window begins right at the border; those before it begin in the tile on the other side.
+      const std::int64_t last = border + kWindow - 1;
+      for (const auto& heads : {shared_heads(1, 1), shared_heads(4, 2)}) {
+        const Case c = make_case(many, last + 1, 8, heads, last + 1 - many, kWindow);
+        ASSERT_TRUE(twin::sees(c.shape, many - 2, border - 1));
+        ASSERT_FALSE(twin::sees(c.shape, many - 1, border - 1));
+        agrees(c, std::to_string(many) + " queries, border " + std::to_string(border) + ", " +
+                      std::to_string(heads.size()) + " heads");
+      }
+    }
+  }
+}
+
 TEST_P(AttentionShapesTest, MoreKeysThanStretches) {
   const std::int64_t keys = small_shapes() ? 8300 : 40000;  // more than one key for each lane of each stretch
   agrees(make_case(1, keys, 2, {0}, keys - 1), "one query");

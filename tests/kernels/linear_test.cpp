@@ -106,6 +106,25 @@ TEST_P(LinearTest, BitsAreThoseOfTheValuesInAnyLayout) {
   }
 }
 
+TEST_P(LinearTest, BitsDoNotDependOnWhereTheBiasLies) {
+  for (const Shape& s : {Shape{1, 67, 50}, Shape{5, 77, 51}, Shape{19, 40, 13}}) {
+    const Tensor x = rig_.put(GetParam(), random_matrix(GetParam(), s.m, s.k, 1)),
+                 w = rig_.put(GetParam(), random_matrix(GetParam(), s.n, s.k, 2));
+    const Matrix bias = random_matrix(GetParam(), 1, s.n, 3);
+    const Tensor dense = rig_.put(GetParam(), bias);
+    for (const DType out : {GetParam(), DType::f32}) {
+      const HostTensor exact = run(x, w, &dense, out);
+      EXPECT_FALSE(run(x, w, nullptr, out).bitwise_equal(exact));  // the bias counts
+      for (const Layout layout : kLayouts) {
+        const Tensor moved = rig_.put(GetParam(), bias, layout);
+        EXPECT_NO_THROW(EXPECT_TRUE(run(x, w, &moved, out).bitwise_equal(exact))
+                        << "out " << name(out) << " [" << s.m << ", " << s.n << "], layout "
+                        << static_cast<int>(layout));
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, WritesNothingBesideItsOutput) {
   for (const Layout layout : {Layout::inset, Layout::transposed}) {
     const Tensor out = rig_.make(GetParam(), 5, 50, layout);

@@ -95,6 +95,35 @@ TEST_P(ReduceTest, ASliceIsReducedAsInTheWhole) {
   }
 }
 
+TEST_P(ReduceTest, ADenseSliceFromAnyPlaceIsReducedAsInTheWhole) {
+  // Copies of a slice begin where memory is aligned, yet a ring's chunks are counted from the whole tensor's element 0:
+  // they end anywhere in the copies, between any two neighbours.
+  constexpr std::int64_t kTotal = 400;
+  for (const int ranks : {3, 7, 10}) {
+    const std::vector<Matrix> x = terms(ranks, kTotal);
+    const std::vector<Tensor> on_device = put(x);
+    for (const ReduceOrder order : kOrders) {
+      for (const HopRounding hop : {HopRounding::wire, HopRounding::f32}) {
+        const ReduceSpec spec{.order = order, .hop = hop};
+        const Tensor whole = rig_.make(GetParam(), 1, kTotal);
+        rig_.device().reduce_n(rig_.stream(), on_device, spec, 0, kTotal, whole);
+        for (const auto& [first, n] : {std::pair{1, 399}, {3, 257}, {77, 300}, {255, 112}}) {
+          std::vector<Tensor> slices;
+          for (const Matrix& term : x) {
+            const auto begin = term.values.begin() + first;
+            slices.push_back(rig_.put(GetParam(), Matrix{1, n, {begin, begin + n}}));
+          }
+          const Tensor out = rig_.make(GetParam(), 1, n);
+          rig_.device().reduce_n(rig_.stream(), slices, spec, first, kTotal, out);
+          EXPECT_TRUE(rig_.get(out).bitwise_equal(rig_.get(whole.col_range(first, first + n))))
+              << name(order) << " " << name(hop) << " P " << ranks << " [" << first << ", "
+              << first + n << ")";
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ReduceTest, TheOrdersDifferSoThatTheTestMeansSomething) {
   const std::vector<Tensor> x = put(terms(6, 4000));
   const HostTensor ring = reduce(x, {.order = ReduceOrder::ring}, 0, 4000);

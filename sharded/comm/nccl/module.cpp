@@ -106,6 +106,7 @@ class NcclGroup final : public DenseGroup {
                              comm, native(stream));
       });
     }
+    require_alive("all_reduce over peers");
     check(cudaSetDevice(device_), "cudaSetDevice");
     peers_->all_reduce(native(stream), in, spec, out);
     follow(stream, "all_reduce over peers", in);
@@ -297,11 +298,12 @@ class NcclGroup final : public DenseGroup {
     }
     require(result, "joining");
     settle("joining");
+    check(cudaEventRecord(done_, native(stream)), "cudaEventRecord");
+    await_gathered();  // before the copy, in which the host would wait for a peer that may never come
     check(cudaMemcpyAsync(all.data(), slots, all_count * sizeof(std::uint64_t), cudaMemcpyDefault,
                           native(stream)),
           "cudaMemcpyAsync");
-    check(cudaEventRecord(done_, native(stream)), "cudaEventRecord");
-    await_gathered();
+    check(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
     return all;
   }
   void await_gathered() {
@@ -379,7 +381,12 @@ class NcclLibrary final : public CollectiveLibrary {
 std::shared_ptr<CollectiveLibrary> open(std::string& why) {
   int gpus = 0;
   const cudaError_t status = cudaGetDeviceCount(&gpus);
-  if (status == cudaSuccess && gpus > 0) return std::make_shared<NcclLibrary>();
+  if (status == cudaSuccess && gpus > 0) {
+    // Tensors lie in memory pools, which admit their own GPU alone. Between GPUs of one process NCCL would reach into
+    // them directly.
+    setenv("NCCL_P2P_DIRECT_DISABLE", "1", 0);
+    return std::make_shared<NcclLibrary>();
+  }
   why = fmt::format("NCCL {} is there, but no GPU: {}", version_text(nccl_version()),
                     status == cudaSuccess ? "none was found" : cudaGetErrorString(status));
   return nullptr;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
-
 #include <algorithm>
 #include <cuda/atomic>
 #include <new>
+#include <random>
 
 #include "kernels/cuda/reduce_n.cuh"
 #include "model/error.hpp"
@@ -94,13 +93,22 @@ void sum_peers(cudaStream_t stream, std::span<std::byte* const> terms, std::int6
          {"all_reduce over peers", stream, grid.grid, grid.block}, all, target, Chain{}, Op{});
 }
 
+/// This process's own: addresses mean something within it alone. (Its id may be another's on another machine, or in
+/// another container.)
+std::uint64_t process_number() {
+  static const std::uint64_t number = [] {
+    std::random_device random;
+    return std::uint64_t{random()} << 32 | random();
+  }();
+  return number;
+}
+
 }  // namespace
 
 std::unique_ptr<PeerReduce> PeerReduce::make(int device, int size, int member, const Gather& gather) {
   std::unique_ptr<PeerReduce> peers(new PeerReduce(size, member));
   if (size <= kMostPeers) peers->allocate();
-  const std::uint64_t own[] = {static_cast<std::uint64_t>(getpid()),
-                               static_cast<std::uint64_t>(device),
+  const std::uint64_t own[] = {process_number(), static_cast<std::uint64_t>(device),
                                reinterpret_cast<std::uint64_t>(peers->memory_)};
   const std::vector<std::uint64_t> all = gather(own);
   bool reaches = peers->memory_ != nullptr;
