@@ -11,7 +11,7 @@
 #include "model/error.hpp"
 #include "tests/comm/all_collectives.hpp"
 #include "tests/comm/late_device.hpp"
-#include "tests/comm/wrapped_device.hpp"
+#include "tests/comm/faulty_devices.hpp"
 
 namespace shardcheck::testing {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "kernels/cpu/cpu_device.hpp"
 #include "model/error.hpp"
-#include "tests/comm/wrapped_device.hpp"
+#include "tests/kernels/wrapped_device.hpp"
 
 namespace shardcheck::testing {
 namespace {

@@ -25,7 +25,7 @@
 #include "kernels/emu/emu_device.hpp"
 #include "kernels/emu/runtime.hpp"
 #include "model/error.hpp"
-#include "tests/emu/wrapped_device.hpp"
+#include "tests/kernels/wrapped_device.hpp"
 #include "tests/harness/planted_fault.hpp"
 #include "tests/sharded/small_models.hpp"
 
