@@ -120,7 +120,5 @@ VerifyReport verify(const Model& model, const Plan& plan, const VerifyOptions& o
 std::string verify_table(const VerifyReport& report, bool color);
 /// Schema "shardcheck.verify/1"; numbers that aren't finite are the strings "nan", "inf" and "-inf".
 std::string verify_json(const VerifyReport& report);
-/// The placement rules that a plan breaks, one block each.
-std::string findings_text(const std::vector<Finding>& findings, const std::string& plan);
 
 }  // namespace shardcheck

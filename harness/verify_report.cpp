@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -98,22 +97,6 @@ std::string summary(const VerifyReport& report) {
   return line;
 }
 
-/// Puts `*` for the layer number of a path in `text` and returns the number; `known` where there is none.
-std::string without_layer(std::string& text, const std::string& known) {
-  for (const std::string_view container : {"layers.", "h."}) {
-    const std::size_t at = text.find(container);
-    if (at == std::string::npos) continue;
-    const std::size_t begin = at + container.size();
-    std::size_t end = begin;
-    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0) ++end;
-    if (end == begin) continue;
-    std::string layer = text.substr(begin, end - begin);
-    text.replace(begin, end - begin, "*");
-    return layer;
-  }
-  return known;
-}
-
 }  // namespace
 
 std::string verify_table(const VerifyReport& report, bool color) {
@@ -146,44 +129,6 @@ std::string verify_table(const VerifyReport& report, bool color) {
     if (cell.verdict != Verdict::passed) out += failure_text(cell);
   }
   return out + "\n" + summary(report) + "\n";
-}
-
-std::string findings_text(const std::vector<Finding>& findings, const std::string& plan) {
-  // Layers with the same finding are one block: an 80-layer model repeats each mistake 80 times.
-  std::vector<std::pair<Finding, std::vector<std::string>>> folded;
-  for (const Finding& finding : findings) {
-    Finding shape = finding;
-    std::string layer;
-    for (std::string* text : {&shape.tap, &shape.fix}) layer = without_layer(*text, layer);
-    const auto same = std::find_if(folded.begin(), folded.end(), [&](const auto& entry) {
-      const Finding& f = entry.first;
-      return f.rule == shape.rule && f.tap == shape.tap && f.op == shape.op && f.axis == shape.axis &&
-             f.met == shape.met && f.required == shape.required && f.fix == shape.fix;
-    });
-    if (same == folded.end()) {
-      folded.push_back({shape, {layer}});
-    } else if (std::find(same->second.begin(), same->second.end(), layer) == same->second.end()) {
-      same->second.push_back(layer);
-    }
-  }
-  std::string out;
-  for (const auto& [finding, layers] : folded) {
-    const std::string where = layers.size() == 1
-                                  ? layers.front()
-                                  : fmt::format("{}-{}", layers.front(), layers.back());
-    const auto with_layer = [&](const std::string& text, const std::string& layer) {
-      const std::size_t at = text.find('*');
-      return at == std::string::npos ? text : text.substr(0, at) + layer + text.substr(at + 1);
-    };
-    out += fmt::format("{}: {} is {} on {}, {} needs {}\n  rule  {}: {}\n", plan,
-                       with_layer(finding.tap, where), finding.met, finding.axis, finding.op,
-                       finding.required, finding.rule, finding.sentence);
-    if (!finding.fix.empty()) {
-      out += fmt::format("  fix   {}\n",
-                         layers.size() == 1 ? with_layer(finding.fix, where) : finding.fix);
-    }
-  }
-  return out;
 }
 
 std::string verify_json(const VerifyReport& report) {

@@ -42,7 +42,8 @@ class Check {
   void floats(std::initializer_list<Operand> operands) const {
     here(operands);
     for (const Operand& operand : operands) {
-      rule(is_float(operand.tensor->dtype), "every tensor must have a floating dtype", {operand});
+      rule(device_.computes_in(operand.tensor->dtype), "every tensor must have a dtype that the device computes in",
+           {operand});
     }
   }
 

@@ -141,6 +141,8 @@ class Device {
   /// run at once. A device whose memory must not be seen by host code (emu) makes ranks take turns by it.
   virtual std::mutex* turn() { return nullptr; }
   virtual Arithmetic arithmetic(Primitive primitive, DType storage) const = 0;
+  /// True for the dtypes that primitives compute in; bytes of every dtype can be kept, copied and hashed.
+  virtual bool computes_in(DType dtype) const { return is_float(dtype); }
   /// Names what this thread enqueues while the object lives, for profilers (an op, a collective); they nest.
   [[nodiscard]] virtual NamedRange range(std::string_view /*name*/) { return NamedRange(nullptr); }
 

@@ -12,7 +12,7 @@ namespace shardcheck {
 namespace {
 
 // In the order of the enum. ggml numbers and block layouts: the GGUF specification (ggml/docs/gguf.md).
-constexpr std::array<DTypeInfo, 11> kTable = {{
+constexpr std::array<DTypeInfo, 12> kTable = {{
     {DType::f64, "f64", "F64", 28, 1, 8, 53, -1022, std::numeric_limits<double>::max()},
     {DType::f32, "f32", "F32", 0, 1, 4, 24, -126, std::numeric_limits<float>::max()},
     {DType::f16, "fp16", "F16", 1, 1, 2, 11, -14, 65504.0},
@@ -24,6 +24,7 @@ constexpr std::array<DTypeInfo, 11> kTable = {{
     {DType::q4_1, "q4_1", "", 3, 32, 20, 0, 0, 0.0},
     {DType::q4_k, "q4_k", "", 12, 256, 144, 0, 0, 0.0},
     {DType::q6_k, "q6_k", "", 14, 256, 210, 0, 0, 0.0},
+    {DType::field, "field", "", -1, 1, 8, 0, 0, 0x1p61},
 }};
 
 constexpr bool in_enum_order() {

@@ -10,7 +10,8 @@
 
 namespace shardcheck {
 
-enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, u64, q8_0, q4_0, q4_1, q4_k, q6_k };
+/// `field` is an integer modulo 2^61 - 1, stored as u64: what a program is run in to prove it, without rounding.
+enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, u64, q8_0, q4_0, q4_1, q4_k, q6_k, field };
 
 /// Facts of a dtype. Floating formats round to nearest even: u = 2^-precision is half an ulp of 1.
 struct DTypeInfo {
@@ -38,9 +39,10 @@ double unit_roundoff(DType dtype);
 /// Half of the smallest subnormal: what one rounding may lose however small the value is.
 double half_min_subnormal(DType dtype);
 
-/// The dtype a value of this storage dtype is computed and accumulated in on every device: f64 in f64, else f32.
+/// The dtype a value of this storage dtype is computed and accumulated in on every device: f64 in f64, field in field,
+/// else f32.
 inline DType accumulate_dtype(DType storage) {
-  return storage == DType::f64 ? DType::f64 : DType::f32;
+  return storage == DType::f64 || storage == DType::field ? storage : DType::f32;
 }
 
 /// The less precise of two floating dtypes; between f16 and bf16 (which don't nest) it is bf16.

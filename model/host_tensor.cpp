@@ -110,6 +110,8 @@ double HostTensor::at(std::int64_t index) const {
       return static_cast<double>(as<std::int64_t>()[i]);
     case DType::u64:
       return static_cast<double>(as<std::uint64_t>()[i]);
+    case DType::field:
+      throw std::logic_error("a residue modulo a prime is no real number; read it as u64");
     default:
       throw std::logic_error("a HostTensor holds scalar dtypes only");
   }
@@ -137,6 +139,8 @@ void HostTensor::widen(std::span<double> out) const {
     case DType::u64:
       return widen_all<std::uint64_t>(*this, out,
                                       [](std::uint64_t x) { return static_cast<double>(x); });
+    case DType::field:
+      throw std::logic_error("a residue modulo a prime is no real number; read it as u64");
     default:
       throw std::logic_error("a HostTensor holds scalar dtypes only");
   }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "model/error.hpp"
 #include "sharded/op.hpp"
@@ -15,7 +16,9 @@ namespace {
 /// Walks the graph once per phase, propagating layouts and inserting the plan's collectives.
 class ProgramBuilder {
  public:
-  ProgramBuilder(Program& program, const Registry& ops) : program_(program), ops_(ops) {}
+  ProgramBuilder(Program& program, const Registry& ops) : program_(program), ops_(ops) {
+    for (const Module& module : program.modules) modules_[module.path] = &module;
+  }
 
   void build(Phase phase) {
     phase_ = phase;
@@ -30,6 +33,10 @@ class ProgramBuilder {
   }
 
  private:
+  const Module* find_module(std::string_view path) const {
+    const auto found = modules_.find(path);
+    return found == modules_.end() ? nullptr : found->second;
+  }
   int add_value(Value value) {
     program_.values.push_back(std::move(value));
     return static_cast<int>(program_.values.size()) - 1;
@@ -39,7 +46,7 @@ class ProgramBuilder {
 
   void add_node(const Node& node) {
     const Op& op = ops_.find(node.op);
-    const Module* module = program_.find_module(node.module);
+    const Module* module = find_module(node.module);
     // Only ops whose output is the module's own use its weights; `split` and the like belong to it in name alone.
     const bool owns = module != nullptr && node.outputs[0] == node.module;
     if (owns) collect_inputs(node);
@@ -210,7 +217,7 @@ class ProgramBuilder {
 
   /// The plan entry that would repair a value: at its module's output, or at the input of the module that reads it.
   std::string fix_at(const std::string& tap, const std::string& step, const Module* consumer) const {
-    if (program_.find_module(tap) != nullptr) return fmt::format("\"{}.out\": \"{}\"", tap, step);
+    if (find_module(tap) != nullptr) return fmt::format("\"{}.out\": \"{}\"", tap, step);
     return consumer != nullptr ? fmt::format("\"{}.in\": \"{}\"", consumer->path, step) : step;
   }
 
@@ -233,7 +240,7 @@ class ProgramBuilder {
     instruction.op = &op;
     instruction.module = node.module;
     instruction.inputs = {input};
-    const std::vector<Layout> outputs = place(op, bias, program_.find_module(node.module),
+    const std::vector<Layout> outputs = place(op, bias, find_module(node.module),
                                               instruction.inputs);
     instruction.outputs = {add_value({name, outputs[0]})};
     instruction.site = name;
@@ -365,6 +372,7 @@ class ProgramBuilder {
 
   Program& program_;
   const Registry& ops_;
+  std::unordered_map<std::string_view, const Module*> modules_;  // by path, into the program
   Phase phase_ = Phase::prefill;
   std::map<std::string, int, std::less<>> values_;
   std::map<int, std::vector<CollectiveStep>> collected_;

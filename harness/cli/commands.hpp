@@ -14,6 +14,7 @@ namespace shardcheck::cli {
 void add_verify(CLI::App& app, int& exit_code);
 void add_compare(CLI::App& app, int& exit_code);
 void add_cost(CLI::App& app, int& exit_code);
+void add_lint(CLI::App& app, int& exit_code);
 void add_info(CLI::App& app, int& exit_code);
 
 }  // namespace shardcheck::cli

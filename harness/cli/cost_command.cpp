@@ -7,6 +7,7 @@
 #include "harness/cli/arguments.hpp"
 #include "harness/cli/commands.hpp"
 #include "harness/cost_report.hpp"
+#include "harness/lint.hpp"
 #include "harness/trace.hpp"
 #include "model/error.hpp"
 #include "sharded/fusion.hpp"

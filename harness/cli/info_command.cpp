@@ -8,6 +8,7 @@
 #include "harness/verify.hpp"
 #include "model/error.hpp"
 #include "model/shipped.hpp"
+#include "sharded/placement_rule_names.hpp"
 
 namespace shardcheck::cli {
 namespace {
@@ -37,6 +38,8 @@ void add_info(CLI::App& app, int& exit_code) {
     }
     fmt::print("ops            {}\n", fmt::join(parts.ops.names(), ", "));
     for (const Gate gate : kGates) fmt::print("gate {:<9} {}\n", name(gate), description(gate));
+    for (const PlacementRule& rule : kPlacementRules)
+      fmt::print("rule {}: {} ({})\n", rule.name, rule.sentence, name(rule.severity));
     fmt::print("files          {}\n", share_directory().string());
     fmt::print("cache          {}\n", cache_text());
     for (const char* folder : {"models", "configs", "plans", "links", "gpus"}) {

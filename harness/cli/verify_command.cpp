@@ -6,6 +6,7 @@
 
 #include "harness/cli/arguments.hpp"
 #include "harness/cli/commands.hpp"
+#include "harness/lint.hpp"
 #include "model/error.hpp"
 
 namespace shardcheck::cli {

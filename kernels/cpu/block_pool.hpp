@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Freed blocks of a cpu device, kept for its next tensors of about that size. Memory fresh from the system costs a page
-// fault per 4 KiB, which was a tenth of a prefill. Only kernels/cpu includes this.
+// Freed blocks of a host device, kept for its next tensors of about that size. Memory fresh from the system costs a page
+// fault per 4 KiB, which was a tenth of a prefill. Only host devices include this.
 #pragma once
 
 #include <cstddef>

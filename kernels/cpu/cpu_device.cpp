@@ -1,94 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu_device.hpp"
 
-#include <fmt/format.h>
-
-#include <cstring>
-#include <utility>
-
-#include "kernels/cpu/memory.hpp"
+#include "kernels/cpu/host_device.hpp"
 #include "kernels/cpu/primitives.hpp"
-#include "model/error.hpp"
 
 namespace shardcheck {
 namespace {
 
-using cpu::CpuStorage;
-
-/// Work is done before a call returns, so there is never anything to wait for.
-class CpuStream final : public Stream {
- public:
-  void synchronize() override {}
-};
-
-class CpuEvent final : public Event {};
-
-class CpuRead final : public HostRead {
- public:
-  explicit CpuRead(HostTensor host) : host_(std::move(host)) {}
-  HostTensor take() override { return std::move(host_); }
-
- private:
-  HostTensor host_;
-};
-
-class CpuDevice final : public Device {
+class CpuDevice final : public cpu::HostDevice {
  public:
   std::string_view kind() const override { return "cpu"; }
-  bool has_values() const override { return true; }
-  bool shares_host_memory() const override { return true; }
   Arithmetic arithmetic(Primitive, DType storage) const override {
     const DType accumulate = accumulate_dtype(storage);
     return {.accumulate = accumulate, .fraction_bits = info(accumulate).precision};
-  }
-
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
-  std::unique_ptr<Event> record(Stream&) override { return std::make_unique<CpuEvent>(); }
-  void wait(Stream&, const Event&) override {}
-
-  Tensor allocate(Stream&, DType dtype, std::int64_t rows, std::int64_t cols) override {
-    if (rows < 0 || cols < 0) {
-      throw ShapeError(fmt::format("allocate: extents must not be negative; got [{}, {}]", rows, cols));
-    }
-    const std::size_t bytes = static_cast<std::size_t>(rows * cols) * element_size(dtype);
-    return {.device = this, .storage = std::make_shared<CpuStorage>(pool_, bytes), .dtype = dtype, .rows = rows,
-            .cols = cols, .row_stride = cols};
-  }
-
-  Tensor adopt(Stream&, const HostTensor& host) override {
-    check_matrix("adopt", host);
-    return {.device = this, .storage = std::make_shared<CpuStorage>(host), .dtype = host.dtype(),
-            .rows = host.rows(), .cols = host.cols(), .row_stride = host.cols()};
-  }
-
-  void upload(Stream& stream, const HostTensor& host, const Tensor& out) override {
-    check_writable("upload", out);
-    copy(stream, adopt(stream, host), out);
-  }
-
-  std::unique_ptr<HostRead> start_read(Stream& stream, const Tensor& tensor) override {
-    check_here("to_host", tensor);
-    HostTensor host(tensor.dtype, {tensor.rows, tensor.cols});
-    if (tensor.elements() == 0) return std::make_unique<CpuRead>(std::move(host));
-    const Tensor dense = allocate(stream, tensor.dtype, tensor.rows, tensor.cols);
-    cpu::copy(tensor, dense);
-    std::memcpy(host.mutable_data(), cpu::address(dense, 0, 0), host.bytes());
-    return std::make_unique<CpuRead>(std::move(host));
-  }
-
-  void hash(Stream&, const Tensor& tensor, const Tensor& slots, std::int64_t index) override {
-    check_here("hash", tensor);
-    check_here("hash", slots);
-    if (slots.dtype != DType::u64 || slots.rows != 1 || index < 0 || index >= slots.cols) {
-      throw ShapeError(fmt::format("hash: slots must be u64 [1, n] with n > index {}; got {} [{}, {}]", index,
-                                   name(slots.dtype), slots.rows, slots.cols));
-    }
-    *cpu::address_as<std::uint64_t>(slots, 0, index) = cpu::hash(tensor);
-  }
-
-  void poison(Stream&, const Tensor& out) override {
-    check_writable("poison", out);
-    if (out.elements() > 0) cpu::poison(out);
   }
 
  protected:
@@ -147,26 +71,6 @@ class CpuDevice final : public Device {
   void do_cross_entropy_finish(Stream&, const CrossEntropyState& state, const Tensor& loss) override {
     cpu::cross_entropy_finish(state, loss);
   }
-
- private:
-  void check_here(std::string_view call, const Tensor& tensor) const {
-    if (tensor.device != this) throw ShapeError(fmt::format("{}: the tensor lives on another device", call));
-  }
-
-  void check_writable(std::string_view call, const Tensor& tensor) const {
-    check_here(call, tensor);
-    if (!static_cast<const CpuStorage&>(*tensor.storage).writable()) {
-      throw ShapeError(fmt::format("{}: an adopted tensor is read only; copy it first", call));
-    }
-  }
-
-  static void check_matrix(std::string_view call, const HostTensor& host) {
-    if (host.shape().size() == 1 || host.shape().size() == 2) return;
-    throw ShapeError(fmt::format("{}: a device tensor is a vector or a matrix; got shape {}", call,
-                                 to_string(host.shape())));
-  }
-
-  std::shared_ptr<cpu::BlockPool> pool_ = std::make_shared<cpu::BlockPool>();
 };
 
 }  // namespace

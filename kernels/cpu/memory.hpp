@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a cpu tensor's bytes are. Only kernels/cpu includes this.
+// Where the bytes of a tensor in host memory are. Only devices that compute on the host include this.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +59,7 @@ class CpuStorage final : public Storage {
   bool writable_ = true;
 };
 
-/// The address of element (row, col). Precondition: a tensor of the cpu device.
+/// The address of element (row, col). Precondition: a tensor of a HostDevice.
 inline std::byte* address(const Tensor& tensor, std::int64_t row, std::int64_t col) {
   const std::int64_t element = tensor.offset + row * tensor.row_stride + col * tensor.col_stride;
   return static_cast<const CpuStorage&>(*tensor.storage).data() +

@@ -56,8 +56,8 @@ void expect_equal_sums(const Json& a, double b) {
 }
 
 TEST(Commands, HelpAndVersion) {
-  for (const std::string arguments :
-       {"--help", "verify --help", "compare --help", "cost --help", "info --help", "--version"}) {
+  for (const std::string arguments : {"--help", "verify --help", "compare --help", "cost --help",
+                                      "lint --help", "info --help", "--version"}) {
     const ProgramResult result = run_program_with(arguments);
     EXPECT_EQ(result.exit_code, 0) << arguments;
     EXPECT_EQ(result.err, "") << arguments;
@@ -168,6 +168,29 @@ TEST(Commands, IllegalPlanIsRefusedAndForced) {
     EXPECT_THAT(first["cause"].get<std::string>(), HasSubstr("all_reduce(sum, tp)"));
   }
   EXPECT_EQ(run_program_with("cost tiny-llama --tp 2 --plan " + illegal_plan(folder)).exit_code, 1);
+}
+
+TEST(Commands, LintExitsOnErrorsOnly) {
+  const auto [legal, report] = reported("lint llama-3.1-405b --tp 2,8");
+  EXPECT_EQ(legal.exit_code, 0);
+  EXPECT_EQ(report["schema"], "shardcheck.lint/1");
+  EXPECT_EQ(report["verdict"], "passed");
+  const TempFolder folder;
+  const auto plan = [&folder](const std::string& key, const std::string& name,
+                              const std::string& entry) {
+    const Json text{{"name", "p"}, {"mesh", {"tp"}}, {key, {{name, Json::parse(entry)}}}};
+    return "lint --model tiny-llama --tp 2 --plan " + folder.write("plan.json", text.dump()).string();
+  };
+  const auto [illegal, findings] = reported(plan("weights", "lm_head", R"p({"tp": "shard(vocab)"})p"));
+  EXPECT_EQ(illegal.exit_code, 1);
+  EXPECT_THAT(illegal.out, HasSubstr("output_not_replicated"));
+  EXPECT_EQ(findings["findings"][0]["rule"], "output_not_replicated");
+  const auto [wasteful, warned] = reported(plan("collectives", "norm.out", R"p("broadcast(0, tp)")p"));
+  EXPECT_EQ(wasteful.exit_code, 0);
+  EXPECT_THAT(wasteful.out, HasSubstr("warning: broadcast(0, tp) at norm on tp wastes"));
+  EXPECT_EQ(warned["findings"][0]["severity"], "warning");
+  EXPECT_THAT(refused(plan("weights", "lm_head", R"p({"tp": "shrd(vocab)"})p")),
+              HasSubstr("plan.json:1:"));
 }
 
 TEST(Commands, ModelBeforeOrAsAnOption) {

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "harness/lint.hpp"
 #include "model/shipped.hpp"
 #include "tests/harness/planted_fault.hpp"
 
