@@ -6,24 +6,18 @@
 // at least 0.5 is asked for. `of_bound_cpu` is the same of the threads' CPU time, which other programs on the machine
 // disturb less: there of_bound is low because woken ranks don't get a core at once.
 #include <benchmark/benchmark.h>
-#include <time.h>
 
 #include <algorithm>
 #include <functional>
 #include <vector>
 
+#include "bench/clock.hpp"
 #include "kernels/device.hpp"
 #include "sharded/comm/communicator.hpp"
 
 namespace {
 
 using namespace shardcheck;
-
-double seconds(clockid_t clock) {
-  timespec now{};
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 /// What one rank's thread saw of a number of calls.
 struct Times {

@@ -5,7 +5,6 @@
 // checkpoint's quantised weights anew in every pass, the program once before the first; `reference_ms` includes that.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
-#include <time.h>
 
 #include <cstdio>
 #include <fstream>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/clock.hpp"
 #include "model/error.hpp"
 #include "reference/transformer.hpp"
 #include "sharded/op.hpp"
@@ -23,12 +23,6 @@
 namespace {
 
 using namespace shardcheck;
-
-double seconds(clockid_t clock) {
-  timespec now{};
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 /// Elapsed time, and the CPU time of all threads: other programs on the machine disturb the second less.
 struct Took {

@@ -9,15 +9,8 @@
 namespace shardcheck {
 namespace {
 
-/// The module's table; null and the reason if it can't be had.
 const DeviceModule* open_device_module(const std::string& name, std::string& why) {
-  const auto* module = static_cast<const DeviceModule*>(module_symbol(name, "shardcheck_device_module", why));
-  if (module != nullptr && module->version != kDeviceModuleVersion) {
-    why = fmt::format("{} belongs to another build of shardcheck (version {}, not {})", module_file(name),
-                      module->version, kDeviceModuleVersion);
-    return nullptr;
-  }
-  return module;
+  return open_module<DeviceModule>(name, "shardcheck_device_module", kDeviceModuleVersion, why);
 }
 
 std::vector<std::unique_ptr<Device>> make_devices(const std::string& name, int ranks) {

@@ -81,4 +81,9 @@ void* module_symbol(const std::string& name, const std::string& symbol, std::str
   return nullptr;
 }
 
+std::string other_build(const std::string& name, int version, int wanted) {
+  return fmt::format("{} belongs to another build of shardcheck (version {}, not {})", module_file(name), version,
+                     wanted);
+}
+
 }  // namespace shardcheck

@@ -29,18 +29,13 @@ Partition parts(const Layout& whole, const Layout& cut, const RankContext& conte
   return {total(outer), std::move(per_rank)};
 }
 
-Tensor view(const Tensor& tensor, Dim dim, const Range& range) {
-  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end)
-                            : tensor.col_range(range.begin, range.end);
-}
-
 Tensor slice(RankContext& context, const Tensor& input, Dim dim, const Ranges& wanted,
              const Tensor& out) {
-  if (wanted.size() == 1) return view(input, dim, wanted[0]);
+  if (wanted.size() == 1) return range_of(input, dim, wanted[0]);
   std::int64_t at = 0;
   for (const Range& range : wanted) {
-    context.device().copy(context.stream(), view(input, dim, range),
-                          view(out, dim, {at, at + range.size()}));
+    context.device().copy(context.stream(), range_of(input, dim, range),
+                          range_of(out, dim, {at, at + range.size()}));
     at += range.size();
   }
   return out;
@@ -62,7 +57,8 @@ Tensor run_collective(const Instruction& instruction, RankContext& context, cons
   // What travels is the input's dtype; a wider or narrower output is one more rounding, after the collective.
   const Tensor received = input.dtype == out.dtype
                               ? out
-                              : context.device().allocate(context.stream(), input.dtype, out.rows, out.cols);
+                              : context.device().allocate(context.stream(), input.dtype, out.rows,
+                                                          out.cols);
   switch (step.kind) {
     case Kind::all_reduce:
       group.all_reduce(context.stream(), input, spec, received, site);

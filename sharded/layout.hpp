@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/tensor.hpp"
 #include "sharded/mesh.hpp"
 #include "sharded/partition.hpp"
 
@@ -13,6 +14,12 @@ namespace shardcheck {
 
 /// Activations are [tokens, features]; `vocab`, `head` and `kv_head` name the feature dimension by its unit.
 enum class Dim { tokens, features };
+
+/// Rows or columns [begin, end) of a tensor: the same storage, nothing is moved.
+inline Tensor range_of(const Tensor& tensor, Dim dim, const Range& range) {
+  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end)
+                            : tensor.col_range(range.begin, range.end);
+}
 
 /// On one mesh axis: replicated, sharded along a dimension, or partial (the value is the sum or max over the axis).
 struct Placement {

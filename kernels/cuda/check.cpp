@@ -13,10 +13,4 @@ void check(cudaError_t status, std::string_view what) {
                                 static_cast<int>(status), cudaGetErrorString(status)));
 }
 
-void check(cublasStatus_t status, std::string_view what) {
-  if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw DeviceError(
-      fmt::format("{}: {} ({})", what, cublasLtGetStatusName(status), static_cast<int>(status)));
-}
-
 }  // namespace shardcheck::gpu

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/check.hpp"
+#include "kernels/cuda/check_cublas.hpp"
 #include "kernels/cuda/memory.hpp"
 #include "kernels/cuda/primitives.hpp"
 #include "model/error.hpp"

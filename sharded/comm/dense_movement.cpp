@@ -19,11 +19,6 @@ Tensor matrix(const Tensor& flat, std::int64_t begin, std::int64_t rows, std::in
   return view;
 }
 
-Tensor range_of(const Tensor& tensor, Dim dim, const Range& range) {
-  return dim == Dim::tokens ? tensor.row_range(range.begin, range.end)
-                            : tensor.col_range(range.begin, range.end);
-}
-
 /// One collective of one member.
 class DenseMovement {
  public:

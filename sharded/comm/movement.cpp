@@ -19,10 +19,6 @@ void slide(Tensor& view, const Tensor& whole, std::int64_t begin, std::int64_t e
   view.col_stride = 1;
 }
 
-Tensor range_of(const Tensor& tensor, Dim dim, std::int64_t begin, std::int64_t end) {
-  return dim == Dim::tokens ? tensor.row_range(begin, end) : tensor.col_range(begin, end);
-}
-
 }  // namespace
 
 Movement::Movement(Device& device, Stream& stream, std::span<const Post> posts)
@@ -138,8 +134,8 @@ void Movement::all_gather(int member) {
     const Tensor& in = in_[static_cast<std::size_t>(from)];
     std::int64_t local = 0;
     for (const Range& range : call_.part->of(from)) {
-      device_.copy(stream_, range_of(in, call_.dim, local, local + range.size()),
-                   range_of(out, call_.dim, range.begin, range.end));
+      device_.copy(stream_, range_of(in, call_.dim, {local, local + range.size()}),
+                   range_of(out, call_.dim, range));
       local += range.size();
     }
   }
@@ -152,12 +148,12 @@ void Movement::all_to_all(int member) {
     const Tensor& in = in_[static_cast<std::size_t>(from)];
     std::int64_t in_at = 0;
     for (const Range& outer : call_.concat_part->of(from)) {
-      const Tensor source = range_of(in, call_.concat, in_at, in_at + outer.size());
-      const Tensor target = range_of(out, call_.concat, outer.begin, outer.end);
+      const Tensor source = range_of(in, call_.concat, {in_at, in_at + outer.size()});
+      const Tensor target = range_of(out, call_.concat, outer);
       std::int64_t out_at = 0;
       for (const Range& inner : call_.part->of(member)) {
-        device_.copy(stream_, range_of(source, call_.dim, inner.begin, inner.end),
-                     range_of(target, call_.dim, out_at, out_at + inner.size()));
+        device_.copy(stream_, range_of(source, call_.dim, inner),
+                     range_of(target, call_.dim, {out_at, out_at + inner.size()}));
         out_at += inner.size();
       }
       in_at += outer.size();

@@ -11,19 +11,6 @@
 namespace shardcheck {
 namespace {
 
-/// A module's table; null and the reason if it can't be had.
-template <typename Module>
-const Module* open_module(const std::string& name, const std::string& symbol, int version,
-                          std::string& why) {
-  const auto* module = static_cast<const Module*>(module_symbol(name, symbol, why));
-  if (module != nullptr && module->version != version) {
-    why = fmt::format("{} belongs to another build of shardcheck (version {}, not {})",
-                      module_file(name), module->version, version);
-    return nullptr;
-  }
-  return module;
-}
-
 const LibraryModule* nccl_module(std::string& why) {
   return open_module<LibraryModule>("nccl", "shardcheck_library_module", kLibraryModuleVersion, why);
 }

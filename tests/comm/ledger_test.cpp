@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
 
 #include "model/error.hpp"
 #include "sharded/comm/launch.hpp"
@@ -137,28 +140,52 @@ TEST(WorldRegistry, SaysWhatThereIsOfEachKind) {
   for (const std::string& kind : worlds.kinds()) EXPECT_NE(worlds.describe(kind), "") << kind;
 }
 
-// This test was not started by mpirun, or it was by one that knows nothing of it.
+/// Sets variables, or unsets them, for as long as it lives.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, std::optional<std::string>>& wanted) {
+    for (const auto& [name, value] : wanted) {
+      const char* const before = std::getenv(name.c_str());
+      before_[name] = before == nullptr ? std::nullopt : std::optional<std::string>(before);
+      set(name, value);
+    }
+  }
+  ~Environment() {
+    for (const auto& [name, value] : before_) set(name, value);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  static void set(const std::string& name, const std::optional<std::string>& value) {
+    if (value) {
+      ::setenv(name.c_str(), value->c_str(), 1);
+    } else {
+      ::unsetenv(name.c_str());
+    }
+  }
+  std::map<std::string, std::optional<std::string>> before_;
+};
+
 TEST(WorldRegistry, MpiNeedsMpirun) {
-  if (detect_launch().several()) GTEST_SKIP() << "started by mpirun";
+  const Environment alone({{"OMPI_COMM_WORLD_SIZE", std::nullopt}, {"PMI_SIZE", std::nullopt}});
+  ASSERT_FALSE(detect_launch().several());
   EXPECT_THROW(builtin_worlds().make("mpi", Mesh{{{"tp", 2}}}), InputError);
   EXPECT_EQ(default_world("cpu", 1, 4), "threads");
   EXPECT_EQ(default_world("cuda", 1, 4), "threads");  // ranks share the device
 }
 
 TEST(WorldRegistry, MpirunIsDetected) {
-  ::setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
-  ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
-  ::setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
-  ::setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
+  const Environment started({{"OMPI_COMM_WORLD_SIZE", "4"},
+                             {"OMPI_COMM_WORLD_RANK", "3"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
   const Launch launch = detect_launch();
-  const std::string world = default_world("cpu", 1, 4);
-  for (const char* const name : {"SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"})
-    ::unsetenv(("OMPI_COMM_WORLD_" + std::string(name)).c_str());
   EXPECT_EQ(launch.processes, 4);
   EXPECT_EQ(launch.process, 3);
   EXPECT_EQ(launch.local_processes, 2);
   EXPECT_EQ(launch.local_process, 1);
-  EXPECT_EQ(world, "mpi");
+  EXPECT_EQ(default_world("cpu", 1, 4), "mpi");
 }
 
 TEST(WorldRegistry, NamesTheKindsThereAre) {

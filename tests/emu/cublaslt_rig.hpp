@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/api.hpp"
+#include "kernels/cuda/check_cublas.hpp"
 #include "model/float_bits.hpp"
 #include "tests/emu/runtime_rig.hpp"
 

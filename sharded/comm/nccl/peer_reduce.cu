@@ -11,13 +11,6 @@
 
 namespace shardcheck::gpu {
 
-/// This module links no cuBLAS, of which kernels/cuda/check.cpp knows too.
-void check(cudaError_t status, std::string_view what) {
-  if (status == cudaSuccess) return;
-  throw DeviceError(std::string(what) + ": " + cudaGetErrorName(status) + " (" +
-                    std::to_string(status) + "): " + cudaGetErrorString(status));
-}
-
 struct PeerReduce::Host {
   volatile int stop;    // host to kernel
   volatile int failed;  // kernel to host: 1 + the member that didn't come
