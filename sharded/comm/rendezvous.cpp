@@ -19,7 +19,7 @@ namespace {
 /// Waking up another rank costs as much time as moving about so many bytes, counted as payload x ranks.
 constexpr std::int64_t kBytesPerWorker = 256 * 1024;
 
-/// How long a rank looks for a signal before it sleeps, where that takes no core from a rank that has work: waking up
+/// How long a rank looks for a signal before it sleeps, giving its core to whoever has work between two looks: waking up
 /// a sleeping thread took about 10 us on a virtual machine.
 constexpr std::chrono::microseconds kPatience{20};
 
@@ -71,8 +71,7 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
   meeting.present[static_cast<std::size_t>(member)] = true;
 
   if (++meeting.arrived < size) {
-    const bool all_have_cores = static_cast<int>(ranks_.size()) <= cores_;
-    if (wait(lock, meeting, member, device, all_have_cores) == Signal::done) return;
+    if (wait(lock, meeting, member, device) == Signal::done) return;
     lock.unlock();
   } else {
     require_agreement(meeting);
@@ -94,7 +93,7 @@ void Rendezvous::meet(Meeting& meeting, int member, Device& device, Stream& stre
 
   lock.lock();
   if (--meeting.working > 0) {
-    wait(lock, meeting, member, device, true);  // there are no more workers than cores
+    wait(lock, meeting, member, device);
     return;
   }
   if (stopped_) {  // by another group's ranks; the members that wait here may leave now
@@ -116,7 +115,7 @@ void Rendezvous::confer(Meeting& meeting, int member, Device& device, Post post,
   meeting.posts[self] = std::move(post);
   meeting.present[self] = true;
   if (++meeting.arrived < size) {
-    wait(lock, meeting, member, device, false);
+    wait(lock, meeting, member, device);
   } else {
     require_agreement(meeting);
     meeting.enqueued = 0;
@@ -142,7 +141,7 @@ void Rendezvous::confer(Meeting& meeting, int member, Device& device, Post post,
     throw_stopped(meeting.posts[self].call);
   }
   if (++meeting.enqueued < size) {
-    wait(lock, meeting, member, device, false);
+    wait(lock, meeting, member, device);
   } else {
     close(meeting);
     signal_next(meeting, member, size - 1, Signal::done);
@@ -218,11 +217,10 @@ Rendezvous::Rank& Rendezvous::rank_of(const Meeting& meeting, int member) {
   return ranks_[static_cast<std::size_t>(meeting.members[static_cast<std::size_t>(member)])];
 }
 
-/// Waits until another member says what comes next: asleep, if `patient` after a moment awake. With the signal to work
+/// Waits until another member says what comes next: asleep, after a moment awake. With the signal to work
 /// this member counts as working; one that gets a core only after the work is done finds the signal `done` instead.
 /// Where the run was stopped it leaves only when nobody works on this member's operands any more.
-Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, Device& device,
-                                    bool patient) {
+Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, Device& device) {
   Rank& rank = rank_of(meeting, member);
   rank.state = State::waiting;
   rank.signal = Signal::none;
@@ -231,7 +229,7 @@ Rendezvous::Signal Rendezvous::wait(Lock& lock, Meeting& meeting, int member, De
   ++waiting_;
   stop_if_stuck();
   PausedTurn pause(device);
-  if (patient && !stopped_) {
+  if (!stopped_) {
     lock.unlock();
     const auto end = std::chrono::steady_clock::now() + kPatience;
     while (rank.signal == Signal::none && std::chrono::steady_clock::now() < end) {

@@ -88,7 +88,7 @@ class Rendezvous {
   void meet_by_events(Meeting& meeting, int member, Device& device, Stream& stream, Post post);
   void require_running(Meeting& meeting, int member, const Call& call);
   void require_agreement(Meeting& meeting);
-  Signal wait(Lock& lock, Meeting& meeting, int member, Device& device, bool patient);
+  Signal wait(Lock& lock, Meeting& meeting, int member, Device& device);
   void give_up(Meeting& meeting, int member, Device& device, Lock& lock);
   void await_idle(Meeting& meeting, int member, Device& device, Lock& lock);
   int workers_for(const Meeting& meeting) const;
