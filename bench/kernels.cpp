@@ -180,6 +180,22 @@ Work rms_norm(Bench& b, DType dtype) {
                 {x, out});
 }
 
+Work square_sum(Bench& b, DType dtype) {
+  const Tensor x = b.filled(dtype, b.sizes.tokens, b.sizes.hidden),
+               out = b.empty(accumulate_dtype(dtype), x.rows, 1);
+  return moving([&b, x, out] { b.device().square_sum(b.stream(), x, out); }, {x, out});
+}
+
+Work rms_apply(Bench& b, DType dtype) {
+  const Tensor x = b.filled(dtype, b.sizes.tokens, b.sizes.hidden),
+               out = b.empty(dtype, x.rows, x.cols);
+  const Tensor weight = b.filled(dtype, 1, x.cols), squares = b.empty(accumulate_dtype(dtype), x.rows, 1);
+  b.device().square_sum(b.stream(), x, squares);
+  return moving([&b, x, weight, squares,
+                 out] { b.device().rms_apply(b.stream(), x, weight, squares, x.cols, 1e-5, out); },
+                {x, out});
+}
+
 Work layer_norm(Bench& b, DType dtype) {
   const Tensor x = b.filled(dtype, b.sizes.tokens, b.sizes.hidden),
                out = b.empty(dtype, x.rows, x.cols);
@@ -373,6 +389,8 @@ std::vector<Case> cases() {
   add("attention_merge", attention_merge, {DType::f32});
   add("attention_finish", attention_finish);
   add("rms_norm", rms_norm);
+  add("square_sum", square_sum);
+  add("rms_apply", rms_apply);
   add("layer_norm", layer_norm);
   add("add_rms_norm", add_rms_norm);
   add("rope", rope);

@@ -28,7 +28,8 @@ set_source_files_properties(${PROJECT_SOURCE_DIR}/harness/cli/cpu_check.cpp
   PROPERTIES COMPILE_DEFINITIONS SHARDCHECK_ARCH="${SHARDCHECK_ARCH}")
 # Text in, text out: optimising it would be a tenth of the build and nothing of a run.
 file(GLOB text_sources ${PROJECT_SOURCE_DIR}/harness/cli/*.cpp ${PROJECT_SOURCE_DIR}/harness/*_report.cpp
-  ${PROJECT_SOURCE_DIR}/harness/candidate_read.cpp ${PROJECT_SOURCE_DIR}/harness/candidate_write.cpp
+  ${PROJECT_SOURCE_DIR}/harness/candidate_build.cpp ${PROJECT_SOURCE_DIR}/harness/candidate_read.cpp
+  ${PROJECT_SOURCE_DIR}/harness/candidate_write.cpp
   ${PROJECT_SOURCE_DIR}/sharded/plan_*.cpp ${PROJECT_SOURCE_DIR}/sim/fact_file.cpp)
 set_property(SOURCE ${text_sources} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 

@@ -57,6 +57,7 @@ class Assessment {
       report_.first = earliest->failure;
       report_.first->gate = earliest->gate;
       explain(earliest->order, *report_.first);
+      if (measures_.diagnose != nullptr) name_cause(*report_.first);
     }
     const bool failed = std::any_of(report_.gates.begin(), report_.gates.end(), [](const auto& gate) {
       return gate.second.ran && !gate.second.passed;
@@ -95,7 +96,7 @@ class Assessment {
     const RunResult traced = run_program(*cell_.executed, *world, {&device, 1}, shapes,
                                          cell_.settings, cell_.steps);
     const AuditResult result = audit(model_, cell_.program->plan, cell_.settings, cell_.steps,
-                                     cell_.result.ledgers, traced.ledgers);
+                                     cell_.result.ledgers, traced.ledgers, parts_.exchanges);
     report_.gates[Gate::audit] = {true, result.passed, std::nullopt};
     report_.collectives = result.collectives;
     report_.payload_bytes = result.payload_bytes;
@@ -205,6 +206,47 @@ class Assessment {
     if (first.cause.empty() && std::isnan(first.got)) first.cause = "not a number";
   }
 
+  /// The cause by the numbers, before what other evidence says.
+  void name_cause(FirstFailure& first) {
+    const std::optional<Diagnosis> found = diagnosis_of(first);
+    if (found) {
+      first.cause_name = found->name;
+      first.residual = found->residual;
+      first.also = found->also;
+      first.cause = first.cause.empty() ? found->sentence : found->sentence + "; " + first.cause;
+    }
+    if (measures_.propagated) first.propagated = measures_.propagated();
+  }
+
+  std::optional<Diagnosis> diagnosis_of(const FirstFailure& first) const {
+    const auto known = [](std::string_view cause) {
+      return Diagnosis{std::string(cause), std::string(find_cause(cause)->sentence), std::nullopt, {}};
+    };
+    // What stands in the weights of a rank is no matter of fitting.
+    for (const WiringFault& fault : cell_.weight_faults) {
+      if (fault.tap == first.tap && !fault.cause.empty()) return known_with(known(fault.cause), fault.sentence, first);
+    }
+    if (cell_.result.ended && cell_.result.ended->site == first.tap) return known("run_ended");
+    if (first.gate == Gate::audit) return known("collective_differs");
+    if (first.gate == Gate::g2 || first.gate == Gate::g4) {
+      Diagnosis none = known("unexplained");
+      none.sentence += ": every op is right by its own inputs, so the program itself may not be the model";
+      return none;
+    }
+    const bool has_numbers = std::any_of(measures_.scores.begin(), measures_.scores.end(), [&](const TapScore& score) {
+      return score.tap == first.tap && !score.passed();
+    });
+    if (has_numbers)
+      return diagnose(model_, {cell_.program, &cell_.taps, first.tap, first.phase, first.ranks}, *measures_.diagnose);
+    return first.cause_name.empty() ? std::nullopt : std::optional(known(first.cause_name));
+  }
+
+  /// The weights' evidence, said once.
+  static Diagnosis known_with(Diagnosis diagnosis, const std::string& evidence, const FirstFailure& first) {
+    if (first.cause.find(evidence) == std::string::npos) diagnosis.sentence += ": " + evidence;
+    return diagnosis;
+  }
+
   /// The larger of two yardsticks' errors, of the logits and of every token.
   static void widen(EndToEnd& yardstick, const EndToEnd& other) {
     yardstick.rel_fro = std::max(yardstick.rel_fro, other.rel_fro);
@@ -263,6 +305,7 @@ FirstFailure failure_of(const WiringFault& fault, std::span<const WiringFault> a
     }
   }
   failure.cause = fault.sentence;
+  failure.cause_name = fault.cause;
   return failure;
 }
 

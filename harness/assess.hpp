@@ -30,6 +30,10 @@ struct Measures {
   const EndToEnd& plain_yardstick;
   /// The second unsharded run (harness/yardstick.hpp); called only where the first is not enough.
   std::function<EndToEnd()> split_yardstick;
+  /// How the cause of a failure is looked for; null: it isn't.
+  const DiagnoseOptions* diagnose = nullptr;
+  /// Where the values first leave the reference's; called only for a failing cell with `diagnose`.
+  std::function<std::optional<Propagated>()> propagated = {};
 };
 
 /// The tap that holds the logits of a program.

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,10 +24,26 @@ struct ExpectedCollective {
   std::int64_t own_bytes = 0;
 };
 
-/// The collectives of one rank for one step, in order, from plan and config alone (never from the Program): for
-/// megatron, two all_reduces of tokens x hidden x wire bytes per layer, one for the embedding, one gather of the logits.
+/// Asks what an op that a plan names sends and receives by itself, in the last of `steps`.
+struct ExchangeQuery {
+  const Model& model;
+  const ResolvedPlan& plan;
+  const RunSettings& settings;
+  std::span<const Step> steps;  // up to the one that is asked about
+  std::string value;            // that the op computes: "layers.0.self_attn.attn"
+  int rank = 0;
+};
+/// By op, the closed form of its messages, in the order that a rank issues them, from plan and config alone. An op
+/// without one sends nothing.
+using OpExchanges =
+    std::map<std::string, std::function<std::vector<ExpectedCollective>(const ExchangeQuery&)>, std::less<>>;
+
+/// The collectives of one rank for the last of `steps`, in order, from plan and config alone (never from the Program):
+/// for megatron, two all_reduces of tokens x hidden x wire bytes per layer, one for the embedding, one gather of the
+/// logits.
 std::vector<ExpectedCollective> closed_form(const Model& model, const ResolvedPlan& plan,
-                                            const RunSettings& settings, const Step& step, int rank);
+                                            const RunSettings& settings, std::span<const Step> steps,
+                                            int rank, const OpExchanges& exchanges = {});
 
 struct AuditResult {
   bool passed = true;
@@ -40,6 +58,6 @@ struct AuditResult {
 /// record for record.
 AuditResult audit(const Model& model, const ResolvedPlan& plan, const RunSettings& settings,
                   std::span<const Step> steps, const std::vector<Ledger>& ledgers,
-                  const std::vector<Ledger>& meta);
+                  const std::vector<Ledger>& meta, const OpExchanges& exchanges = {});
 
 }  // namespace shardcheck

@@ -50,10 +50,12 @@ struct CandidateRow {
   double limit = 0.0;
   std::vector<int> ranks;  // that fail
   std::string problem;     // empty, or what is wrong besides the number
+  bool unknown = false;    // the problem is that the reference has no such value
   bool passed() const { return problem.empty() && rel_fro <= limit; }  // NaN fails
 };
 
 struct CandidateReport {
+  Mesh mesh;
   std::vector<CandidateRow> rows;  // every tap of every step that was compared
   std::vector<TapScore> scores;    // ops that could be judged from their own inputs (G3)
   std::int64_t compared = 0, unknown = 0;
@@ -67,7 +69,7 @@ struct CandidateReport {
 CandidateReport compare_candidate(const Model& model, const Candidate& candidate,
                                   const VerifyParts& parts);
 
-std::string candidate_table(const CandidateReport& report, const Mesh& mesh);
+std::string candidate_table(const CandidateReport& report);
 std::string candidate_json(const CandidateReport& report);
 
 /// Vocabulary rows of every rank, by embedding: what its partial sums are of.

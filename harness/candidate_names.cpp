@@ -37,6 +37,13 @@ Stage stage_of(std::string_view tap) {
   return {};
 }
 
+ValueDType dtype_of_tap(std::string_view tap, const Layout& layout) {
+  const Stage stage = stage_of(tap);
+  const std::string_view value = stage.kind == Stage::Kind::none ? tap : std::string_view(stage.module);
+  if (value.ends_with(".stat")) return ValueDType::accumulate;
+  return layout.any_partial() ? ValueDType::wire : ValueDType::storage;
+}
+
 std::map<std::string, std::string, std::less<>> module_inputs(const Config& config) {
   std::map<std::string, std::string, std::less<>> inputs;
   for (const Node& node : build_graph(config).nodes) {

@@ -7,12 +7,15 @@
 #include <string_view>
 
 #include "model/config.hpp"
+#include "sharded/program.hpp"
 #include "sharded/step.hpp"
 
 namespace shardcheck {
 
 /// "prefill/", "prefill1/", "decode0/".
 std::string step_prefix(const Step& step);
+/// Which of a run's dtypes a tap is stored in: a norm's statistic in the accumulate dtype, other partials in the wire's.
+ValueDType dtype_of_tap(std::string_view tap, const Layout& layout);
 
 /// A value on its way through a plan's collectives: "X.partial", then "X.reduced", "X.reduced.1", ..., then X; the input of
 /// X as "X.in.0", "X.in.1", ..., then "X.in".

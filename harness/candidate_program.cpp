@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "harness/candidate.hpp"
 #include "harness/candidate_names.hpp"
@@ -53,14 +54,58 @@ class CandidateProgram {
     const Module* module = program_.find_module(node.module);
     const bool owns = module != nullptr && node.outputs[0] == node.module;
     if (owns) collect_input(node);
+    if (owns && op.name() == "rms_norm" && layout(node.module + ".stat") != nullptr) {
+      add_statistic(node);
+      Node apply = node;
+      apply.inputs.push_back(node.module + ".stat");
+      return add_op(apply, ops_.find("rms_apply"), module, true);
+    }
+    add_op(node, op, module, owns);
+  }
+
+  /// The sum of squares of a norm whose features are cut, as far as the candidate shows how it came about.
+  void add_statistic(const Node& norm) {
+    const std::string name = norm.module + ".stat", partial = name + ".partial";
+    const int x = values_.at(norm.inputs[0]);
+    Layout sum = program_.value(x).layout;
+    ModulePlacement& weight = program_.plan.weights[norm.module];
+    weight.rows = std::exchange(sum.owned, {});
+    weight.may_overlap = std::exchange(sum.may_overlap, false);
+    sum.features = 1;
+    for (std::size_t axis = 0; axis < sum.placements.size(); ++axis) {
+      if (!sum.placements[axis].cuts_features()) continue;
+      sum.placements[axis] = Placement::partial();
+      weight.cuts.push_back({static_cast<int>(axis), true});
+    }
+    Value own{partial, layout(partial) != nullptr ? *layout(partial) : sum};
+    own.dtype = ValueDType::accumulate;
+    Instruction instruction;
+    instruction.op = &ops_.find("rms_statistic");
+    instruction.module = norm.module;
+    instruction.site = partial;
+    instruction.inputs = {x};
+    instruction.outputs = {add(std::move(own))};
+    program_.instructions[Phase::prefill].push_back(instruction);
+    int result = instruction.outputs[0];
+    for (int i = 0; i <= last_reduced(name); ++i) {
+      if (layout(reduced_name(name, i)) != nullptr)
+        result = add_stage(norm.module, {reduced_name(name, i), *layout(reduced_name(name, i))}, result, false);
+    }
+    values_[name] = add_stage(norm.module, {name, *layout(name)}, result, false);
+  }
+
+  void add_op(const Node& node, const Op& op, const Module* module, bool owns) {
     Instruction instruction;
     instruction.op = &op;
     instruction.module = node.module;
     instruction.attributes = node.attributes;
     std::vector<std::int64_t> features;
     for (const std::string& input : node.inputs) {
-      instruction.inputs.push_back(values_.at(input));
-      features.push_back(program_.value(values_.at(input)).layout.features);
+      // What was collected for modules is for modules: a residual adds what was produced.
+      const auto produced = produced_.find(input);
+      const bool apart = !owns && produced != produced_.end();
+      instruction.inputs.push_back(apart ? produced->second : values_.at(input));
+      features.push_back(program_.value(instruction.inputs.back()).layout.features);
     }
     const std::vector<std::int64_t> sizes = op.shapes(node, program_.config, module, features);
     const Placed whole{node.outputs[0], layout_or(node.outputs[0], sizes[0])};
@@ -72,7 +117,7 @@ class CandidateProgram {
       const Placed placed = i == 0 ? stages.front()
                                    : Placed{node.outputs[i], layout_or(node.outputs[i], sizes[i])};
       Value out{placed.name, placed.layout};
-      if (out.layout.any_partial()) out.dtype = ValueDType::wire;
+      out.dtype = dtype_of_tap(out.name, out.layout);
       out.rows = op.rows();
       if (out.rows == ValueRows::cache)
         out.window = static_cast<std::int64_t>(node.attributes.at("window"));
@@ -108,6 +153,7 @@ class CandidateProgram {
     if (layout(node.module + ".in") != nullptr) names.push_back(node.module + ".in");
     for (const std::string& name : names) {
       int& current = values_.at(node.inputs[0]);
+      produced_.emplace(node.inputs[0], current);
       current = add_stage(node.module, {name, *layout(name)}, current, false);
     }
   }
@@ -132,7 +178,7 @@ class CandidateProgram {
       for (std::size_t axis = 0; axis < sum.placements.size(); ++axis) {
         const Placement cut = Placement::sharded(Dim::features);
         if (!(input.placements[axis] == cut) || sum.placements[axis] == cut) continue;
-        std::erase(sum.token_axes, static_cast<int>(axis));
+        std::erase(sum.row_axes, static_cast<int>(axis));
         sum.placements[axis] = Placement::partial();
       }
       if (!(sum == stages.front().layout)) stages.insert(stages.begin(), {partial, sum});
@@ -189,7 +235,7 @@ class CandidateProgram {
     instruction.inputs = {input};
     instruction.site = stage.name;
     Value out{stage.name, stage.layout};
-    if (out.layout.any_partial()) out.dtype = ValueDType::wire;
+    out.dtype = dtype_of_tap(out.name, out.layout);
     out.rows = program_.value(input).rows;
     out.window = program_.value(input).window;
     instruction.outputs = {add(std::move(out))};
@@ -218,7 +264,9 @@ class CandidateProgram {
       step.axes.push_back(program_.mesh.axes[axis].name);
       const bool cuts = to.kind == Placement::Kind::S, cut = from.kind == Placement::Kind::S;
       const Dim dim = cuts ? to.dim : from.dim;
-      step.dim = dim == Dim::tokens ? PlanDim::tokens : PlanDim::features;
+      step.dim = dim == Dim::tokens      ? PlanDim::tokens
+                 : dim == Dim::sequences ? PlanDim::sequence
+                                         : PlanDim::features;
       if (from.kind == Placement::Kind::P_max) step.op = ReduceOp::max;
       const Kind here = from.is_partial() ? (cuts ? Kind::reduce_scatter : Kind::all_reduce)
                         : cut && cuts     ? Kind::all_to_all
@@ -275,6 +323,7 @@ class CandidateProgram {
   const TableRows& table_rows_;
   Program program_;
   std::map<std::string, int, std::less<>> values_;
+  std::map<std::string, int, std::less<>> produced_;
 };
 
 }  // namespace

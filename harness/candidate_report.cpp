@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "harness/candidate.hpp"
+#include "harness/failure_text.hpp"
 #include "harness/report_json.hpp"
 
 namespace shardcheck {
@@ -40,7 +41,7 @@ const TapScore* worst_score(const CandidateReport& report) {
 
 }  // namespace
 
-std::string candidate_table(const CandidateReport& report, const Mesh& mesh) {
+std::string candidate_table(const CandidateReport& report) {
   // One line per tap: the step where it is closest to its limit.
   std::map<std::string, const CandidateRow*> by_tap;
   std::vector<std::string> order;
@@ -52,7 +53,7 @@ std::string candidate_table(const CandidateReport& report, const Mesh& mesh) {
     width = std::max(width, row.tap.size());
   }
   std::string out = fmt::format("candidate on {}\n{:<{}}  {:<10} {:>10} {:>10}  verdict\n",
-                                to_string(mesh), "tap", width, "step", "error", "limit");
+                                to_string(report.mesh), "tap", width, "step", "error", "limit");
   for (const std::string& tap : order) {
     const CandidateRow& row = *by_tap.at(tap);
     const std::string step = fmt::format("{} {}", name(row.phase), row.step);
@@ -82,7 +83,7 @@ std::string candidate_table(const CandidateReport& report, const Mesh& mesh) {
           "  token row {}, feature {} (in the rank's part: {}, {}): got {:.9g}, expected {:.9g}\n",
           first.row, first.feature, first.local_row, first.local_feature, first.got, first.expected);
     }
-    if (!first.cause.empty()) out += fmt::format("  {}\n", first.cause);
+    out += cause_lines(first, report.mesh);
   }
   for (const std::string& sentence : report.mistrust) out += "mistrusted: " + sentence + "\n";
   if (report.unknown > 0)

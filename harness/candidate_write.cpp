@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -20,22 +21,28 @@ Json ranges_json(const Ranges& ranges) {
   return json;
 }
 
-/// Placement by axis, and the ranges of every rank: features where the value is cut along them, the table's rows where it
-/// is an embedding's partial sum.
+/// Placement by axis, those that cut tokens in their order, outer first; and the ranges of every rank: features where the
+/// value is cut along them, the table's rows where it is an embedding's partial sum.
 Json placement_json(const Program& program, const TapValue& value) {
   Json json;
-  for (std::size_t axis = 0; axis < program.mesh.axes.size(); ++axis) {
-    json[program.mesh.axes[axis].name] = to_string(value.layout.placements[axis]);
+  std::vector<int> axes = value.layout.row_axes;
+  for (int axis = 0; axis < static_cast<int>(program.mesh.axes.size()); ++axis) {
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end()) axes.push_back(axis);
+  }
+  for (const int axis : axes) {
+    const auto i = static_cast<std::size_t>(axis);
+    json[program.mesh.axes[i].name] = to_string(value.layout.placements[i]);
   }
   const Module* table = value.layout.any_partial() ? program.find_module(stage_of(value.name).module)
                                                    : nullptr;
-  const bool rows = table != nullptr && table->kind == ModuleKind::embedding;
-  const std::vector<Ranges>& owned = rows ? program.plan.placement(table->path).rows
-                                          : value.layout.owned;
-  if (!owned.empty()) {
-    json["ranges"] = Json::array();
-    for (const Ranges& ranges : owned) json["ranges"].push_back(ranges_json(ranges));
-  }
+  const bool is_table = table != nullptr && table->kind == ModuleKind::embedding;
+  const std::vector<Ranges>& features = value.layout.owned;
+  const auto add = [&json](const char* key, const std::vector<Ranges>& owned) {
+    json[key] = Json::array();
+    for (const Ranges& ranges : owned) json[key].push_back(ranges_json(ranges));
+  };
+  if (!features.empty()) add("ranges", features);
+  if (is_table) add(features.empty() ? "ranges" : "rows", program.plan.placement(table->path).rows);
   return json;
 }
 

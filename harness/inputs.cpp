@@ -43,42 +43,26 @@ Sequences read_ids(const std::filesystem::path& file) {
   return sequences;
 }
 
-/// First and last vocabulary row of every rank, the largest group first: a loader that is one row off at a border is
-/// invisible to ids that never touch it.
-std::vector<std::int64_t> border_ids(const Config& config, std::span<const Program* const> programs) {
-  std::vector<const Program*> by_size(programs.begin(), programs.end());
-  std::stable_sort(by_size.begin(), by_size.end(), [](const Program* a, const Program* b) {
-    return a->mesh.ranks() > b->mesh.ranks();
-  });
-  std::vector<std::int64_t> ids;
-  const auto add = [&](std::int64_t id) {
-    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
-  };
-  for (const Program* program : by_size) {
-    for (const Module& module : program->modules) {
-      if (module.role != ModuleRole::token_embedding) continue;
-      const Partition even = Partition::balanced(config.vocab_size, program->mesh.ranks());
-      const ModulePlacement& placement = program->plan.placement(module.path);
-      for (const bool last : {false, true}) {
-        for (int rank = 0; rank < program->mesh.ranks(); ++rank) {
-          const Ranges ranges = placement.rows.empty()
-                                    ? even.of(rank)
-                                    : placement.rows[static_cast<std::size_t>(rank)];
-          for (const Range& range : ranges) {
-            if (range.size() > 0) add(last ? range.end - 1 : range.begin);
-          }
-        }
+std::int64_t usual_batch(std::span<const Program* const> programs) {
+  std::int64_t batch = 1;
+  for (const Program* program : programs) {
+    for (const Value& value : program->values) {
+      std::int64_t ranks = 1;
+      for (std::size_t axis = 0; axis < program->mesh.axes.size(); ++axis) {
+        if (value.layout.placements[axis] == Placement::sharded(Dim::sequences))
+          ranks *= program->mesh.axes[axis].size;
       }
+      if (ranks > 1) batch = std::max(batch, ranks + 1);
     }
   }
-  return ids;
+  return batch;
 }
 
 Sequences generate(const InputOptions& options, const Config& config,
                    std::span<const Program* const> programs) {
   std::vector<std::int64_t> lengths = options.lengths;
-  for (std::int64_t i = 0;
-       lengths.size() < static_cast<std::size_t>(options.batch) && options.lengths.empty(); ++i) {
+  const auto batch = static_cast<std::size_t>(options.batch.value_or(usual_batch(programs)));
+  for (std::int64_t i = 0; lengths.size() < batch && options.lengths.empty(); ++i) {
     lengths.push_back(std::max<std::int64_t>(1, options.tokens - i));
   }
   const std::vector<std::int64_t> borders = border_ids(config, programs);
@@ -136,6 +120,35 @@ void append_prefill(const Sequences& sequences, const std::vector<std::int64_t>&
 }
 
 }  // namespace
+
+std::vector<std::int64_t> border_ids(const Config& config, std::span<const Program* const> programs) {
+  std::vector<const Program*> by_size(programs.begin(), programs.end());
+  std::stable_sort(by_size.begin(), by_size.end(), [](const Program* a, const Program* b) {
+    return a->mesh.ranks() > b->mesh.ranks();
+  });
+  std::vector<std::int64_t> ids;
+  const auto add = [&](std::int64_t id) {
+    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  };
+  for (const Program* program : by_size) {
+    for (const Module& module : program->modules) {
+      if (module.role != ModuleRole::token_embedding) continue;
+      const Partition even = Partition::balanced(config.vocab_size, program->mesh.ranks());
+      const ModulePlacement& placement = program->plan.placement(module.path);
+      for (const bool last : {false, true}) {
+        for (int rank = 0; rank < program->mesh.ranks(); ++rank) {
+          const Ranges ranges = placement.rows.empty()
+                                    ? even.of(rank)
+                                    : placement.rows[static_cast<std::size_t>(rank)];
+          for (const Range& range : ranges) {
+            if (range.size() > 0) add(last ? range.end - 1 : range.begin);
+          }
+        }
+      }
+    }
+  }
+  return ids;
+}
 
 Sequences make_sequences(const InputOptions& options, const Config& config,
                          std::span<const Program* const> programs) {

@@ -18,7 +18,9 @@ using Sequences = std::vector<std::vector<std::int64_t>>;
 
 struct InputOptions {
   std::int64_t tokens = 16;           // of the longest sequence
-  std::int64_t batch = 1;             // sequences of tokens, tokens - 1, ... (at least 1)
+  /// Sequences of tokens, tokens - 1, ... (at least 1). Not given: 1, or one more than ranks share them where a program
+  /// cuts sequences, so that every rank has one.
+  std::optional<std::int64_t> batch;
   std::vector<std::int64_t> lengths;  // explicit lengths; wins over tokens and batch
   std::filesystem::path ids;          // file, one sequence of integers a line; wins over all
   std::uint64_t seed = 1;
@@ -31,6 +33,10 @@ struct InputOptions {
 /// an empty file, or a sequence beyond the model's positions where those are learned.
 Sequences make_sequences(const InputOptions& options, const Config& config,
                          std::span<const Program* const> programs);
+
+/// First and last vocabulary row of every rank of every program, the largest group first: a loader that is one row off at
+/// a border is invisible to ids that never touch it.
+std::vector<std::int64_t> border_ids(const Config& config, std::span<const Program* const> programs);
 
 /// Whole sequences, `chunk` tokens of each per step.
 std::vector<Step> prefill_steps(const Sequences& sequences, std::int64_t chunk);

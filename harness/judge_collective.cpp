@@ -22,15 +22,6 @@ bool is_partial(const Placement& placement) { return placement.is_partial(); }
 bool is_sharded(const Placement& placement) { return placement.kind == Placement::Kind::S; }
 bool is_maximum(const Placement& placement) { return placement.kind == Placement::Kind::P_max; }
 
-// Whose parts a rank's output is made of, the first owner's number where several have one.
-std::vector<int> sources(const Work& work, const TapReader& input, int rank) {
-  const std::vector<int> group = work.run->mesh.group(rank, work.instruction->axes);
-  if (input_is(work, input, is_partial) || input_is(work, input, is_sharded)) return group;
-  const auto root = static_cast<std::size_t>(work.instruction->collective.root);
-  const bool broadcast = work.instruction->collective.kind == CollectiveStep::Kind::broadcast;
-  return {broadcast && root < group.size() ? group[root] : rank};
-}
-
 LocalValue reduced(const Work& work, const TapReader& input, const std::vector<int>& members,
                    DType out) {
   LocalValue value;
@@ -62,8 +53,22 @@ LocalValue reduced(const Work& work, const TapReader& input, const std::vector<i
   return value;
 }
 
-// Moved, not computed: equal, or rounded once where the output's dtype can't hold every number of the input's.
-LocalValue moved(const TapReader& input, const std::vector<int>& owners, DType out) {
+}  // namespace
+
+bool collective_sums(const Work& work, const TapReader& input) { return input_is(work, input, is_partial); }
+bool collective_takes_maximum(const Work& work, const TapReader& input) {
+  return input_is(work, input, is_maximum);
+}
+
+std::vector<int> collective_sources(const Work& work, const TapReader& input, int rank) {
+  const std::vector<int> group = work.run->mesh.group(rank, work.instruction->axes);
+  if (input_is(work, input, is_partial) || input_is(work, input, is_sharded)) return group;
+  const auto root = static_cast<std::size_t>(work.instruction->collective.root);
+  const bool broadcast = work.instruction->collective.kind == CollectiveStep::Kind::broadcast;
+  return {broadcast && root < group.size() ? group[root] : rank};
+}
+
+LocalValue moved_value(const TapReader& input, const std::vector<int>& owners, DType out) {
   LocalValue value;
   value.y = input.assemble(owners);
   if (represents(out, input.dtype())) return value;
@@ -73,8 +78,6 @@ LocalValue moved(const TapReader& input, const std::vector<int>& owners, DType o
   }
   return value;
 }
-
-}  // namespace
 
 ReductionBudget reduction_budget(const ReduceSpec& spec, int terms, DType wire, DType out) {
   ReductionBudget budget;
@@ -107,7 +110,7 @@ std::vector<TapScore> judge_collective(const Work& work, bool taps_may_be_missin
   };
   std::map<std::vector<const void*>, Readers> readers;
   for (int rank = 0; rank < work.run->mesh.ranks(); ++rank) {
-    std::vector<int> from = sources(work, input, rank);
+    std::vector<int> from = collective_sources(work, input, rank);
     std::string defect;
     for (const int peer : from) {
       if (defect.empty()) defect = input.defect(peer);
@@ -121,11 +124,11 @@ std::vector<TapScore> judge_collective(const Work& work, bool taps_may_be_missin
     known.ranks.push_back(rank);
   }
   for (const auto& [key, reader] : readers) {
-    const bool sums = input_is(work, input, is_partial);
+    const bool sums = collective_sums(work, input);
     std::vector<Comparison> comparisons = outputs.comparisons(0, reader.ranks, !sums);
     if (comparisons.empty()) continue;
     const DType out = comparisons.front().dtype();
-    compare_all(sums ? reduced(work, input, reader.sources, out) : moved(input, reader.sources, out),
+    compare_all(sums ? reduced(work, input, reader.sources, out) : moved_value(input, reader.sources, out),
                 comparisons);
     outputs.take(comparisons);
   }

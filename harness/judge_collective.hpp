@@ -18,6 +18,14 @@ struct ReductionBudget {
 /// that of the dtype that running sums are kept in.
 ReductionBudget reduction_budget(const ReduceSpec& spec, int terms, DType wire, DType out);
 
+/// What a collective must give follows from where its input is: whose parts a rank's output is made of, the first owner's
+/// number where several have one; and whether they are summed (or the largest taken) or only moved.
+std::vector<int> collective_sources(const Work& work, const TapReader& input, int rank);
+bool collective_sums(const Work& work, const TapReader& input);
+bool collective_takes_maximum(const Work& work, const TapReader& input);
+/// Moved, not computed: equal, or rounded once where the output's dtype can't hold every number of the input's.
+LocalValue moved_value(const TapReader& input, const std::vector<int>& owners, DType out);
+
 std::vector<TapScore> judge_collective(const Work& work, bool taps_may_be_missing);
 
 }  // namespace shardcheck

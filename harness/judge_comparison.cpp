@@ -21,7 +21,7 @@ Limits limits_of(DType out, bool rounds_once) {
 Statistics statistics_of(const TapReader& reader, int rank) {
   std::int64_t rows = 0;
   for (std::size_t s = 0; s < reader.steps(); ++s) {
-    rows += total(reader.layout().token_ranges(reader.run().mesh, rank, reader.rows(s)));
+    rows += total(reader.row_ranges(s, rank));
   }
   return {rows, total(reader.layout().feature_ranges(rank)), info(reader.dtype()).max_finite};
 }
@@ -39,8 +39,7 @@ Comparison::Comparison(TapReader reader, int order, int rank, bool rounds_once)
   std::int64_t offset = 0;
   for (std::size_t s = 0; s < reader_.steps(); ++s) {
     std::int64_t local = 0;
-    for (const Range& tokens :
-         reader_.layout().token_ranges(reader_.run().mesh, rank, reader_.rows(s))) {
+    for (const Range& tokens : reader_.row_ranges(s, rank)) {
       for (std::int64_t row = tokens.begin; row < tokens.end; ++row) {
         rows_.push_back({s, offset + row, row, local++});
       }
@@ -55,7 +54,7 @@ Comparison::Comparison(TapReader reader, int order, int rank, bool rounds_once)
 }
 
 void Comparison::add_twin(int rank) {
-  Twin twin{rank, {}, {}, statistics_of(reader_, this->rank())};
+  Twin twin{rank, {}, {}, statistics_of(reader_, this->rank()), statistics_of(reader_, this->rank())};
   std::int64_t at = 0;
   for (const Range& range : reader_.layout().feature_ranges(rank)) {
     for (const Segment& segment : segments_) {
@@ -88,7 +87,7 @@ void Comparison::compare(std::int64_t col, std::int64_t cols, const double* y,
 // The columns of [col, col + cols) that are in the segment, all rows: against y, or against what the twin holds.
 void Comparison::add_rows(Statistics& statistics, const Segment& segment, std::int64_t col,
                           std::int64_t cols, const double* y, std::int64_t y_stride,
-                          const double* budget, std::int64_t budget_stride, const Twin* twin,
+                          const double* budget, std::int64_t budget_stride, Twin* twin,
                           std::int64_t other) {
   const std::int64_t begin = std::max(col, segment.global);
   const std::int64_t end = std::min(col + cols, segment.global + segment.size);
@@ -106,10 +105,13 @@ void Comparison::add_rows(Statistics& statistics, const Segment& segment, std::i
     if (twin != nullptr) {
       const HostTensor& theirs = parts[static_cast<std::size_t>(twin->rank)];
       widen(theirs, row.local * theirs.cols() + other + skipped, other_);
-      expected = other_;
     }
     std::span<const double> allowed;
     if (budget != nullptr) allowed = {budget + row.stacked * budget_stride + (begin - col), n};
+    if (twin != nullptr) {
+      twin->theirs.add(static_cast<std::int64_t>(i), segment.local + skipped, other_, expected, allowed);
+      expected = other_;
+    }
     statistics.add(static_cast<std::int64_t>(i), segment.local + skipped, got_, expected, allowed);
   }
 }
@@ -132,6 +134,8 @@ std::vector<TapScore> Comparison::scores() const {
     }
     Statistics::Worst worst = statistics_.worst();
     for (const Twin& twin : twins_) {
+      // A twin that is wrong by itself is named itself, and no measure of this one.
+      if (!(twin.theirs.a() <= limits_.a && twin.theirs.b() <= limits_.b)) continue;
       if (twin.statistics.a() > score.a) {
         score.a = twin.statistics.a();
         worst = twin.statistics.worst();

@@ -50,12 +50,13 @@ class Comparison {
     int rank;
     std::vector<Segment> shared;       // columns of this rank's part
     std::vector<std::int64_t> others;  // where they begin in the other's
-    Statistics statistics;
+    Statistics statistics;             // this rank's against the other's
+    Statistics theirs;                 // the other's against the recomputation
   };
 
   void add_rows(Statistics& statistics, const Segment& segment, std::int64_t col, std::int64_t cols,
                 const double* y, std::int64_t y_stride, const double* budget,
-                std::int64_t budget_stride, const Twin* twin, std::int64_t other);
+                std::int64_t budget_stride, Twin* twin, std::int64_t other);
 
   TapReader reader_;
   int order_;

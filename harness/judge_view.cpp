@@ -44,7 +44,9 @@ TapReader::TapReader(const TapRun& run, std::vector<std::size_t> steps, const Va
     : run_(&run),
       steps_(std::move(steps)),
       name_(value.name),
-      dtype_(value.dtype == ValueDType::wire ? run.wire : run.storage) {
+      dtype_(dtype_of(value.dtype, run.storage, run.wire)),
+      kind_(value.rows),
+      window_(value.window) {
   for (const std::size_t s : steps_) {
     const TapValue* tap = run.steps[s].find(name_);
     const auto has_part = [](const HostTensor& part) { return !part.shape().empty(); };
@@ -63,6 +65,14 @@ std::int64_t TapReader::rows() const {
   return std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0});
 }
 
+Ranges TapReader::row_ranges(std::size_t s, int rank) const {
+  const Layout& layout = tap(s).layout;
+  if (kind_ == ValueRows::tokens) return layout.row_ranges(run_->mesh, rank, step(s));
+  std::vector<const Step*> so_far;
+  for (std::size_t i = 0; i <= steps_[s]; ++i) so_far.push_back(&run_->steps[i].step);
+  return layout.cache_ranges(run_->mesh, rank, so_far, window_);
+}
+
 std::string TapReader::defect(int rank) const {
   if (taps_.size() != steps_.size()) return "the run has no such tap";
   for (std::size_t s = 0; s < taps_.size(); ++s) {
@@ -72,7 +82,7 @@ std::string TapReader::defect(int rank) const {
                          step(s).index);
     }
     const HostTensor& part = tap(s).ranks[r];
-    const std::vector<std::int64_t> needed{total(tap(s).layout.token_ranges(run_->mesh, rank, rows(s))),
+    const std::vector<std::int64_t> needed{total(row_ranges(s, rank)),
                                            total(tap(s).layout.feature_ranges(rank))};
     if (part.shape() != needed) {
       return fmt::format("has shape {} on rank {}, needs {}", to_string(part.shape()), rank,
@@ -123,7 +133,7 @@ F64Matrix TapReader::assemble(const std::vector<int>& peers) const {
       const HostTensor& part = tap(s).ranks[static_cast<std::size_t>(*peer)];
       const Ranges features = tap(s).layout.feature_ranges(*peer);
       std::int64_t at = 0;  // element of the part
-      for (const Range& tokens : tap(s).layout.token_ranges(run_->mesh, *peer, rows(s))) {
+      for (const Range& tokens : row_ranges(s, *peer)) {
         for (std::int64_t row = tokens.begin; row < tokens.end; ++row) {
           for (const Range& range : features) {
             const auto n = static_cast<std::size_t>(range.size());

@@ -29,6 +29,8 @@ class TapReader {
   const Step& step(std::size_t s) const { return run_->steps[steps_[s]].step; }
   const TapValue& tap(std::size_t s) const { return *taps_[s]; }
   std::int64_t rows(std::size_t s) const { return rows_[s]; }
+  /// Rows of the step's whole value that a rank holds.
+  Ranges row_ranges(std::size_t s, int rank) const;
   std::int64_t rows() const;
   const Layout& layout() const { return taps_.front()->layout; }
   DType dtype() const { return dtype_; }  // that the program gives it
@@ -52,6 +54,8 @@ class TapReader {
   std::vector<std::size_t> steps_;
   std::string name_;
   DType dtype_;
+  ValueRows kind_;
+  std::int64_t window_;
   bool present_ = true;
   std::vector<const TapValue*> taps_;
   std::vector<std::int64_t> rows_;

@@ -75,8 +75,19 @@ std::vector<std::size_t> Work::history() const {
 Ranges Work::weight_rows(int rank) const {
   const Module* module = program->find_module(instruction->module);
   if (module == nullptr) return {};
-  const bool partial = program->value(instruction->outputs[0]).layout.any_partial();
-  return partial ? program->plan.rows_of(*module, rank) : Ranges{{0, module->out}};
+  const Layout& out = program->value(instruction->outputs[0]).layout;
+  if (!out.any_partial()) return {{0, module->out}};
+  std::vector<int> summed;
+  for (std::size_t axis = 0; axis < out.placements.size(); ++axis) {
+    if (out.placements[axis].is_partial()) summed.push_back(static_cast<int>(axis));
+  }
+  Ranges rows = program->plan.rows_of(*module, rank);
+  if (!program->plan.placement(module->path).may_overlap) return rows;
+  for (const int member : run->mesh.group(rank, summed)) {
+    if (member >= rank) continue;
+    for (const Range& theirs : program->plan.rows_of(*module, member)) rows = without(rows, theirs);
+  }
+  return rows;
 }
 
 std::vector<Work> work_of(const Program& program, const TapRun& run) {
@@ -158,10 +169,7 @@ std::vector<Comparison> OutputSet::comparisons(std::size_t output, const std::ve
   const auto same_part = [&](int a, int b) {
     if (reader.layout().feature_ranges(a) != reader.layout().feature_ranges(b)) return false;
     for (std::size_t s = 0; s < reader.steps(); ++s) {
-      const auto tokens = [&](int rank) {
-        return reader.layout().token_ranges(work_->run->mesh, rank, reader.rows(s));
-      };
-      if (tokens(a) != tokens(b)) return false;
+      if (reader.row_ranges(s, a) != reader.row_ranges(s, b)) return false;
     }
     return true;
   };

@@ -24,7 +24,8 @@ struct Work {
   std::int64_t elements() const;  // of the outputs, about
   /// All steps up to the last judged one.
   std::vector<std::size_t> history() const;
-  /// Rows of the module's weight that the rank's share of a partial output comes from; all rows if it isn't partial.
+  /// Rows of the module's weight that the rank's share of a partial output comes from; all rows if it isn't partial. What
+  /// several ranks of the sum hold (kv heads) counts at the lowest of them.
   Ranges weight_rows(int rank) const;
 };
 

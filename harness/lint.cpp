@@ -7,36 +7,37 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <tuple>
-#include <unordered_map>
 
+#include "harness/lint_waste.hpp"
+#include "harness/quantisation_groups.hpp"
 #include "sharded/op.hpp"
+#include "sharded/partition_rules.hpp"
 
 namespace shardcheck {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Kind = CollectiveStep::Kind;
-
-constexpr std::int64_t kElementBytes = 2;  // bf16, fp16
 
 struct Unfolded {
   Finding finding;
   std::optional<std::int64_t> bytes;
 };
 
-/// Puts `*` for the layer number of a path in `text` and returns the number; -1 where there is none.
+/// Puts `*` for every layer number of the paths in `text` and returns the first; -1 where there is none.
 std::int64_t take_layer(std::string& text) {
+  std::int64_t first = -1;
   for (const std::string_view container : {"layers.", "h."}) {
-    const std::size_t at = text.find(container);
-    if (at == std::string::npos) continue;
-    const std::size_t begin = at + container.size();
-    std::int64_t layer = -1;
-    const auto [end, error] = std::from_chars(text.data() + begin, text.data() + text.size(), layer);
-    if (error != std::errc()) continue;
-    text.replace(begin, static_cast<std::size_t>(end - (text.data() + begin)), "*");
-    return layer;
+    for (std::size_t at = text.find(container); at != std::string::npos; at = text.find(container, at + 1)) {
+      const std::size_t begin = at + container.size();
+      std::int64_t layer = -1;
+      const auto [end, error] = std::from_chars(text.data() + begin, text.data() + text.size(), layer);
+      if (error != std::errc()) continue;
+      if (first < 0) first = layer;
+      text.replace(begin, static_cast<std::size_t>(end - (text.data() + begin)), "*");
+    }
+    if (first >= 0) return first;
   }
-  return -1;
+  return first;
 }
 
 std::string with_layer(const std::string& text, const std::string& layer) {
@@ -61,7 +62,10 @@ std::vector<LintFinding> folded(const std::vector<Unfolded>& findings) {
   for (const Unfolded& one : findings) {
     LintFinding entry{severity_of(one.finding.rule), one.finding, {}, one.bytes};
     const std::int64_t layer = take_layer(entry.finding.tap);
-    if (layer >= 0) take_layer(entry.finding.fix);
+    if (layer >= 0) {
+      take_layer(entry.finding.fix);
+      take_layer(entry.finding.sentence);
+    }
     const auto same = std::find_if(result.begin(), result.end(), [&](const LintFinding& other) {
       return alike(other) == alike(entry);
     });
@@ -82,64 +86,19 @@ std::vector<LintFinding> folded(const std::vector<Unfolded>& findings) {
   return result;
 }
 
-bool moves_only(const Instruction& instruction) {
-  const Kind kind = instruction.collective.kind;
-  return instruction.op == nullptr &&
-         (kind == Kind::all_gather || kind == Kind::slice || kind == Kind::all_to_all);
-}
-
-/// Collectives whose result the ranks had before: a broadcast of a replicated value, and a pair of moves of which the
-/// second undoes the first, if nobody else reads what lies between.
-void add_redundant(const Program& program, Phase phase, std::vector<Unfolded>& found) {
-  const std::vector<Instruction>& instructions = program.instructions.at(phase);
-  std::unordered_map<int, const Instruction*> producer;
-  std::unordered_map<int, int> readers;
-  for (const Instruction& instruction : instructions) {
-    for (const int output : instruction.outputs) producer[output] = &instruction;
-    for (const int input : instruction.inputs) ++readers[input];
+/// What the plan keeps of another project's plan, unchecked.
+std::vector<LintFinding> unchecked_styles(const PlanSection& section) {
+  std::vector<LintFinding> notes;
+  for (const UncheckedRule& rule : section.unchecked) {
+    LintFinding& note = notes.emplace_back();
+    note.finding.rule = "unchecked_style";
+    note.severity = severity_of(note.finding.rule);
+    note.finding.op = "plan";
+    note.finding.tap = rule.pattern;
+    note.finding.met = rule.style;
+    note.finding.sentence = "no rule of a plan can say this yet, so this part of the plan is not checked";
   }
-  const auto report = [&](const Instruction& wasted, const std::string& op, const Layout& before,
-                          const Layout& whole, std::int64_t calls, const std::string& sentence) {
-    const int axis = wasted.axes.front();
-    const std::string required = to_string(before.placements[static_cast<std::size_t>(axis)]);
-    const Finding finding{"redundant_collective",
-                          op,
-                          wasted.site,
-                          program.mesh.axes[static_cast<std::size_t>(axis)].name,
-                          required,
-                          required,
-                          "",
-                          sentence};
-    const bool known = std::any_of(found.begin(), found.end(), [&](const Unfolded& other) {
-      return other.finding.rule == finding.rule && other.finding.tap == finding.tap &&
-             other.finding.op == finding.op;
-    });
-    if (!known) found.push_back({finding, calls * whole.features * kElementBytes});
-  };
-  for (const Instruction& second : instructions) {
-    if (second.op != nullptr) continue;
-    const Layout& between = program.value(second.inputs[0]).layout;
-    if (second.collective.kind == Kind::broadcast) {
-      const bool whole = std::all_of(second.axes.begin(), second.axes.end(), [&](int axis) {
-        return between.placements[static_cast<std::size_t>(axis)].kind == Placement::Kind::R;
-      });
-      if (whole) {
-        report(second, to_string(second.collective), between, between, 1,
-               "every rank holds this value already; leave the broadcast out");
-      }
-      continue;
-    }
-    const auto made = producer.find(second.inputs[0]);
-    if (!moves_only(second) || made == producer.end() || !moves_only(*made->second)) continue;
-    const Instruction& first = *made->second;
-    const Layout& before = program.value(first.inputs[0]).layout;
-    const Layout& after = program.value(second.outputs[0]).layout;
-    if (readers[second.inputs[0]] != 1 || before.any_partial() || !(before == after)) continue;
-    const std::int64_t calls = (first.collective.kind == Kind::slice ? 0 : 1) +
-                               (second.collective.kind == Kind::slice ? 0 : 1);
-    report(second, fmt::format("{}, {}", to_string(first.collective), to_string(second.collective)),
-           before, between, calls, "the second step undoes the first; leave both out");
-  }
+  return notes;
 }
 
 std::string block(const LintFinding& entry, const std::string& plan) {
@@ -151,6 +110,16 @@ std::string block(const LintFinding& entry, const std::string& plan) {
     out = fmt::format("{}: {}: {} at {} on {} wastes {} bytes per token{}\n", plan,
                       name(entry.severity), f.op, tap, f.axis, *entry.bytes,
                       entry.layers.size() > 1 ? " and layer" : "");
+  } else if (f.op == "plan") {
+    out = fmt::format("{}: {}: \"{}\": \"{}\" is kept unchecked\n", plan, name(entry.severity), f.tap, f.met);
+  } else if (f.rule == "tokens_differ" && f.op.ends_with(")")) {
+    out = fmt::format("{}: {} is {} on {} after {}, but what reads it needs {}\n", plan, tap, f.met,
+                      f.axis, f.op, f.required);
+  } else if (f.op == "weight") {
+    const std::string of_axis = f.met.find("rank") == std::string::npos ? "" : " of " + f.axis;
+    out = fmt::format("{}: {}{} has {}{}, but needs {}\n", plan,
+                      entry.severity == Severity::error ? "" : fmt::format("{}: ", name(entry.severity)), tap,
+                      f.met, of_axis, f.required);
   } else {
     out = fmt::format("{}: {} is {} on {}, {} needs {}\n", plan, tap, f.met, f.axis, f.op, f.required);
   }
@@ -176,15 +145,36 @@ std::size_t LintReport::count(Severity severity) const {
 std::vector<LintFinding> lint(const Program& program) {
   std::vector<Unfolded> all;
   for (const Finding& finding : program.findings) all.push_back({finding, std::nullopt});
-  for (const auto& [phase, instructions] : program.instructions) add_redundant(program, phase, all);
+  // Once more, as the program is now: its plan or modules may have been changed since it was built.
+  for (Finding& finding : check_partitions(program.config, program.modules, program.plan).findings) {
+    const bool known = std::any_of(all.begin(), all.end(), [&](const Unfolded& other) {
+      return other.finding.rule == finding.rule && other.finding.tap == finding.tap;
+    });
+    if (!known) all.push_back({std::move(finding), std::nullopt});
+  }
+  for (WastedExchange& waste : wasted_exchanges(program)) all.push_back({std::move(waste.finding), waste.bytes});
   return folded(all);
 }
 
 LintReport lint(const Model& model, const Plan& plan, const std::vector<Mesh>& meshes,
-                const Registry& ops) {
+                const Registry& ops, const LintOptions& options) {
   LintReport report{model.config().name, plan.name, plan.origin, {}};
-  for (const Mesh& mesh : meshes)
-    report.meshes.push_back({mesh, lint(build_program(model, resolve(plan, model, mesh), ops))});
+  for (const Mesh& mesh : meshes) {
+    ResolvedPlan resolved = resolve(plan, model, mesh);
+    if (options.edit_plan && mesh.ranks() > 1) options.edit_plan(resolved);
+    Program program = build_program(model, resolved, ops);
+    if (options.edit_program && mesh.ranks() > 1) options.edit_program(program);
+    report.meshes.push_back({mesh, lint(program)});
+    std::vector<LintFinding>& findings = report.meshes.back().findings;
+    std::vector<Unfolded> groups;
+    for (Finding& finding : quantisation_groups(model, program.plan)) groups.push_back({std::move(finding), std::nullopt});
+    for (LintFinding& entry : folded(groups)) findings.push_back(std::move(entry));
+    for (LintFinding& entry : unchecked_styles(section_for(plan, model.config().model_type)))
+      findings.push_back(std::move(entry));
+    std::stable_sort(findings.begin(), findings.end(), [](const LintFinding& a, const LintFinding& b) {
+      return a.severity < b.severity;
+    });
+  }
   return report;
 }
 
@@ -217,10 +207,12 @@ std::string lint_text(const LintReport& report) {
   const std::size_t errors = report.count(Severity::error), warnings = report.count(Severity::warning);
   std::vector<std::string> meshes;
   for (const MeshLint& mesh : report.meshes) meshes.push_back(to_string(mesh.mesh));
-  return out + fmt::format("{} under plan {} at {}: {}, {} error{}, {} warning{}\n", report.model,
+  const std::size_t notes = report.count(Severity::note);
+  return out + fmt::format("{} under plan {} at {}: {}, {} error{}, {} warning{}{}\n", report.model,
                            report.plan, fmt::join(meshes, "; "),
                            report.passed() ? "legal" : "not legal", errors, errors == 1 ? "" : "s",
-                           warnings, warnings == 1 ? "" : "s");
+                           warnings, warnings == 1 ? "" : "s",
+                           notes == 0 ? "" : fmt::format(", {} note{}", notes, notes == 1 ? "" : "s"));
 }
 
 std::string lint_json(const LintReport& report) {

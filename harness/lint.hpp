@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,11 +38,18 @@ struct LintReport {
   bool passed() const { return count(Severity::error) == 0; }
 };
 
+/// Planted faults of the programs of more than one rank: applied after the plan was resolved, and after the program was
+/// built. Null: none.
+struct LintOptions {
+  std::function<void(ResolvedPlan&)> edit_plan;
+  std::function<void(Program&)> edit_program;
+};
+
 /// The findings of a program, errors and warnings. A group of one moves nothing and wastes nothing.
 std::vector<LintFinding> lint(const Program& program);
 /// The same for a plan on each mesh. Reads shapes alone. Throws InputError as resolve() does.
 LintReport lint(const Model& model, const Plan& plan, const std::vector<Mesh>& meshes,
-                const Registry& ops);
+                const Registry& ops, const LintOptions& options = {});
 
 /// "0-125", "0, 2-5"; empty for none.
 std::string layers_text(const std::vector<std::int64_t>& layers);

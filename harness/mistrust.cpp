@@ -188,7 +188,7 @@ class Stack {
 
   // True if the ranks' parts of every token are one number; `any` if there was a token to look at.
   bool lines_constant(const TapValue& tap, const std::vector<int>& group, bool& any) const {
-    if (!tap.layout.token_axes.empty()) return false;  // a rank's line may be another rank's token
+    if (!tap.layout.row_axes.empty()) return false;  // a rank's line may be another rank's token
     std::vector<std::optional<double>> first;
     for (const int rank : group) {
       const HostTensor& mine = part(tap, rank);

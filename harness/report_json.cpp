@@ -29,7 +29,24 @@ Json first_failure_json(const FirstFailure& first) {
   json["local_index"] = element ? Json{first.local_row, first.local_feature} : Json(nullptr);
   json["got"] = element ? json_number(first.got) : Json(nullptr);
   json["expected"] = element ? json_number(first.expected) : Json(nullptr);
+  json["cause_name"] = first.cause_name.empty() ? Json(nullptr) : Json(first.cause_name);
   json["cause"] = first.cause.empty() ? Json(nullptr) : Json(first.cause);
+  json["residual"] = nullptr;
+  if (first.residual) {
+    const Residual& r = *first.residual;
+    json["residual"] = {{"A", json_number(r.a)},
+                        {"B", json_number(r.b)},
+                        {"C", json_number(r.c)},
+                        {"limits", {{"A", r.limits.a}, {"B", r.limits.b}, {"C", r.limits.c}}}};
+  }
+  json["also"] = first.also;
+  json["propagated"] = nullptr;
+  if (first.propagated) {
+    const Propagated& p = *first.propagated;
+    json["propagated"] = {{"tap", p.tap},     {"phase", name(p.phase)},
+                          {"step", p.step},   {"ranks", p.ranks},
+                          {"error", json_number(p.error)}, {"limit", json_number(p.limit)}};
+  }
   return json;
 }
 

@@ -8,6 +8,8 @@
 
 #include "harness/assess.hpp"
 #include "harness/candidate.hpp"
+#include "harness/quantisation_groups.hpp"
+#include "harness/locate.hpp"
 #include "harness/wiring_parcel.hpp"
 #include "harness/yardstick.hpp"
 #include "model/error.hpp"
@@ -70,8 +72,7 @@ class Verification {
 
   void build_programs() {
     for (const Mesh& mesh : options_.meshes) {
-      programs_.push_back(
-          std::make_unique<Program>(build_program(model_, resolve(plan_, model_, mesh), parts_.ops)));
+      programs_.push_back(std::make_unique<Program>(sharded_program(mesh)));
       for (const Finding& finding : programs_.back()->findings) {
         const auto same = [&](const Finding& f) {
           return f.rule == finding.rule && f.tap == finding.tap;
@@ -93,6 +94,15 @@ class Verification {
     }
     note_groups();
     if (options_.fuse) fuse_programs();
+  }
+
+  Program sharded_program(const Mesh& mesh) const {
+    ResolvedPlan plan = resolve(plan_, model_, mesh);
+    const bool sharded = mesh.ranks() > 1;
+    if (sharded && options_.edit_plan) options_.edit_plan(plan);
+    Program program = build_program(model_, plan, parts_.ops);
+    if (sharded && options_.edit_program) options_.edit_program(program);
+    return program;
   }
 
   void fuse_programs() {
@@ -128,28 +138,9 @@ class Verification {
   /// Says which cuts go through a quantisation group: legal here, since weights are dequantised when loaded.
   void note_groups() {
     for (const auto& program : programs_) {
-      for (const Module& module : program->modules) {
-        if (module.kind != ModuleKind::linear || !model_.has_weights()) continue;
-        const std::int64_t group = info(model_.dtype(module.weight())).block_elements;
-        const ModulePlacement& placement = program->plan.placement(module.path);
-        if (group <= 1 || placement.cols.empty()) continue;
-        const bool cut = std::any_of(
-            placement.cols.begin(), placement.cols.end(), [&](const Ranges& ranges) {
-              return std::any_of(ranges.begin(), ranges.end(), [&](const Range& r) {
-                return r.begin % group != 0 || r.end % group != 0;
-              });
-            });
-        if (!cut) continue;
-        std::vector<int> whole;
-        for (int size = 1; size <= 16; ++size) {
-          if (module.in % (group * size) == 0) whole.push_back(size);
-        }
-        report_.notes.push_back(
-            fmt::format("{}: {} cuts {} ({} columns in groups of {}, {}) inside a group; weights "
-                        "are dequantised when loaded, so this "
-                        "is exact here; sizes that keep groups whole: {}",
-                        to_string(program->mesh), plan_.name, module.path, module.in, group,
-                        name(model_.dtype(module.weight())), fmt::join(whole, ", ")));
+      for (const Finding& finding : quantisation_groups(model_, program->plan)) {
+        report_.notes.push_back(fmt::format("{}: {} cuts {} inside a group: {}", to_string(program->mesh),
+                                            plan_.name, finding.tap, finding.sentence));
         break;  // one note per mesh
       }
     }
@@ -279,9 +270,17 @@ class Verification {
     judge.threads = options_.threads;
     judge.ops = &parts_.local_ops;
     const std::vector<std::vector<TapScore>> scores = judge_local(model_, judged, judge);
+    const DiagnoseOptions diagnosis{judge.arithmetic, judge.ops, false};
     for (std::size_t i = 0; i < lot.size(); ++i) {
-      const Measures measures{reference_, scores[i], yardstick,
-                              [&] { return split_yardstick(lot[i], phase, weights); }};
+      Measures measures{reference_, scores[i], yardstick,
+                        [&] { return split_yardstick(lot[i], phase, weights); }};
+      if (options_.diagnose) {
+        measures.diagnose = &diagnosis;
+        measures.propagated = [&] {
+          return first_propagated(
+              Locator({&model_, lot[i].program, &lot[i].taps, &sequences_}, parts_).rows());
+        };
+      }
       report_.cells.push_back(assess(model_, parts_, lot[i], phase, measures));
       report_.cells.back().repro = repro(report_.cells.back());
       if (!options_.dump.empty()) dump(lot[i], phase);

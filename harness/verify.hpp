@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "harness/diagnose/diagnose.hpp"
+#include "harness/audit.hpp"
 #include "harness/end_to_end.hpp"
 #include "harness/inputs.hpp"
 #include "harness/judge.hpp"
@@ -40,8 +42,13 @@ struct VerifyOptions {
   std::vector<Mesh> id_meshes;
   std::string repro;  // command line without meshes, dtype and phase
   int threads = 2;             // of the judge and of loading weights
+  bool diagnose = true;        // name the cause of a failure, and where the values leave the reference
   /// Planted faults: asked for each cell; null: none.
   std::function<std::unique_ptr<Interposer>(const Program&, const RunSettings&, Phase)> fault;
+  /// Planted faults of the sharded programs (more than one rank), never of the unsharded one: applied after the plan was
+  /// resolved, and after the program was built. Null: none.
+  std::function<void(ResolvedPlan&)> edit_plan;
+  std::function<void(Program&)> edit_program;
   /// What is going on, and the fraction done in [0, 1].
   std::function<void(const std::string& what, double done)> progress;
 };
@@ -52,6 +59,7 @@ struct VerifyParts {
   WorldRegistry worlds;
   Registry ops;
   LocalOps local_ops;  // how each op is recomputed for gate G3
+  OpExchanges exchanges = {};  // what a plan's own ops send, in closed form, for the audit
 };
 VerifyParts builtin_parts();
 
@@ -71,7 +79,18 @@ struct GateResult {
   std::optional<double> margin;  // limit / measured; none for bitwise gates
 };
 
-/// Where a cell first goes wrong, in program order.
+/// Where the values themselves first leave the reference's: earlier or later than the first op that is wrong by its own
+/// inputs, since an error grows on its way and a wrong share of a sum shows in the sum.
+struct Propagated {
+  std::string tap;
+  Phase phase = Phase::prefill;
+  int step = 0;
+  std::vector<int> ranks;  // empty: a sum that is wrong as a whole
+  double error = 0.0;      // relative, of the assembled value
+  double limit = 0.0;      // f64: G2's; else four times that of unsharded runs in the same precision
+};
+
+/// Where a cell first goes wrong, in program order, when each op is given its own inputs.
 struct FirstFailure {
   Gate gate = Gate::g3;
   std::string tap;
@@ -83,7 +102,11 @@ struct FirstFailure {
   std::int64_t local_row = -1, local_feature = -1;  // in the rank's part
   double got = std::numeric_limits<double>::quiet_NaN();
   double expected = std::numeric_limits<double>::quiet_NaN();
-  std::string cause;  // a sentence, or empty
+  std::string cause_name;  // one of harness/diagnose/causes.hpp; empty: no diagnosis was made
+  std::string cause;       // a sentence with its evidence, or empty
+  std::optional<Residual> residual;  // what the cause leaves unexplained, in units of the op's error budget
+  std::vector<std::string> also;     // names of other causes that fit the numbers as well
+  std::optional<Propagated> propagated;
 };
 
 struct CellReport {

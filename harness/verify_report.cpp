@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "harness/failure_text.hpp"
 #include "harness/report_json.hpp"
 #include "harness/verify.hpp"
 
@@ -23,11 +24,6 @@ std::string gate_text(const GateResult& gate) {
   if (!gate.ran) return "-";
   if (!gate.passed) return "FAIL";
   return gate.margin ? margin_text(*gate.margin) : "ok";
-}
-
-std::string ranks_text(const FirstFailure& first) {
-  if (first.all_ranks) return "all ranks";
-  return fmt::format("rank{} {}", first.ranks.size() == 1 ? "" : "s", fmt::join(first.ranks, ", "));
 }
 
 std::string ratio(double measured, double limit) {
@@ -69,7 +65,7 @@ std::string failure_text(const CellReport& cell) {
   if (cell.first) {
     const FirstFailure& first = *cell.first;
     out += fmt::format("  first wrong tap  {} ({}, gate {}: {}), {} step {}\n", first.tap,
-                       ranks_text(first), name(first.gate), description(first.gate),
+                       ranks_text(first.ranks, first.all_ranks), name(first.gate), description(first.gate),
                        name(first.phase), first.step);
     if (first.row >= 0) {
       out += fmt::format(
@@ -77,7 +73,7 @@ std::string failure_text(const CellReport& cell) {
           "expected {:.9g}\n",
           first.row, first.feature, first.local_row, first.local_feature, first.got, first.expected);
     }
-    if (!first.cause.empty()) out += fmt::format("  cause            {}\n", first.cause);
+    out += cause_lines(first, cell.mesh);
   }
   for (std::size_t i = 0; i < cell.mistrust.size() && i < 3; ++i) {
     out += fmt::format("  mistrusted       {}\n", cell.mistrust[i]);

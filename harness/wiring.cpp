@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 
+#include "harness/diagnose/weight_shard.hpp"
 #include "sharded/fusion.hpp"
 #include "sharded/op.hpp"
 
@@ -15,13 +17,14 @@ namespace shardcheck {
 namespace {
 
 /// The same part of the value: equal ranges of features and tokens, and not a share of a sum.
-bool same_part(const TapValue& value, const Mesh& mesh, std::int64_t tokens, int a, int b) {
+bool same_part(const TapValue& value, const Value& placed, const Mesh& mesh,
+               std::span<const Step* const> steps, int a, int b) {
   const std::vector<int> at = mesh.coordinates(a), bt = mesh.coordinates(b);
   for (std::size_t axis = 0; axis < at.size(); ++axis) {
     if (at[axis] != bt[axis] && value.layout.placements[axis].is_partial()) return false;
   }
   return value.layout.feature_ranges(a) == value.layout.feature_ranges(b) &&
-         value.layout.token_ranges(mesh, a, tokens) == value.layout.token_ranges(mesh, b, tokens);
+         held_rows(placed, mesh, a, steps) == held_rows(placed, mesh, b, steps);
 }
 
 bool equal_bits(const TapValue& value, int a, int b) {
@@ -35,6 +38,7 @@ std::pair<std::string, int> first_use(const Program& program, const Module& modu
   const auto found = std::find_if(
       instructions.begin(), instructions.end(), [&](const Instruction* instruction) {
         if (instruction->op == nullptr || instruction->module != module.path) return false;
+        if (instruction->op->name() == "rms_statistic") return false;  // sums squares, and uses no weight
         return !bias || module.kind == ModuleKind::norm || instruction->adds_bias ||
                instruction->op->name() == "bias";
       });
@@ -70,6 +74,54 @@ std::span<const std::byte> row_bytes(const HostTensor& tensor, std::int64_t firs
   const auto stride = static_cast<std::size_t>(tensor.cols()) * element_size(tensor.dtype());
   return {tensor.data() + static_cast<std::size_t>(first) * stride,
           static_cast<std::size_t>(n) * stride};
+}
+
+/// Empty, or what is wrong with a rank's rows of a cache value: they must be, for each sequence of the step in order, the
+/// rows of `source` at the positions that a query may see - those that this rank held, in the steps up to this one. A
+/// position that was written again counts once, for whoever wrote it last.
+std::string cache_problem(const TapValue& read, const std::string& source, std::int64_t window,
+                          const TapRun& run, std::size_t s, int rank) {
+  struct Origin {
+    const HostTensor* part;  // of this rank
+    std::int64_t row;        // of the part; -1: another rank's
+  };
+  const HostTensor& got = read.ranks[static_cast<std::size_t>(rank)];
+  std::int64_t row = 0;
+  for (const StepSequence& sequence : run.steps[s].step.sequences) {
+    const Range seen = visible_keys(sequence, window);
+    std::map<std::int64_t, Origin> origins;  // by position
+    for (std::size_t earlier = 0; earlier <= s; ++earlier) {
+      const StepTaps& past = run.steps[earlier];
+      const TapValue* written = past.find(source);
+      if (written == nullptr) return {};  // not shown: nothing to hold it against
+      const HostTensor& part_of_rank = written->ranks[static_cast<std::size_t>(rank)];
+      const Ranges held = written->layout.row_ranges(run.mesh, rank, past.step);
+      std::int64_t step_row = 0;
+      for (const StepSequence& part : past.step.sequences) {
+        for (std::int64_t i = 0; part.sequence == sequence.sequence && i < part.count; ++i) {
+          const Ranges local = locate(held, {{step_row + i, step_row + i + 1}});
+          origins[part.first + i] = {&part_of_rank, local.empty() ? -1 : local[0].begin};
+        }
+        step_row += part.count;
+      }
+    }
+    for (const auto& [position, origin] : origins) {
+      if (origin.row < 0 || position < seen.begin || position >= seen.end) continue;
+      const HostTensor& from = *origin.part;
+      const bool good = !from.shape().empty() && origin.row < from.rows() &&
+                        from.cols() == got.cols() && from.dtype() == got.dtype() &&
+                        row < got.rows() &&
+                        std::ranges::equal(row_bytes(got, row, 1), row_bytes(from, origin.row, 1));
+      if (!good) {
+        return fmt::format(
+            "{} of rank {} does not hold what {} was at position {} of sequence {}", read.name, rank,
+            source, position, sequence.sequence);
+      }
+      ++row;
+    }
+  }
+  if (row == got.rows()) return {};
+  return fmt::format("{} of rank {} has {} rows, attention may see {}", read.name, rank, got.rows(), row);
 }
 
 }  // namespace
@@ -131,11 +183,17 @@ void WeightInspector::inspect(RankContext& context) {
           }
         }
       }
+      ShardFault found{"shape_differs", {}};
+      if (!problem.empty() && shard.rows == total(rows) && shard.cols == total(cols)) {
+        found = explain_shard(program, weights_, module, tensor == module.bias(), context.rank(),
+                              context.device().to_host(context.stream(), shard));
+        problem += "; " + found.sentence;
+      }
       const std::lock_guard lock(mutex_);
       ++shards_;
       if (!problem.empty()) {
         const auto [site, order] = first_use(program, module, tensor == module.bias());
-        faults_.push_back({site, order, Phase::prefill, 0, {context.rank()}, problem});
+        faults_.push_back({site, order, Phase::prefill, 0, {context.rank()}, problem, {}, found.cause});
       }
     }
   }
@@ -143,15 +201,19 @@ void WeightInspector::inspect(RankContext& context) {
 
 std::vector<WiringFault> check_replicas(const Program& program, const TapRun& run) {
   std::vector<WiringFault> faults;
+  std::vector<const Step*> so_far;
   for (const StepTaps& taps : run.steps) {
+    so_far.push_back(&taps.step);
     const std::vector<Instruction>& instructions = program.instructions.at(taps.step.phase);
     for (std::size_t order = 0; order < instructions.size(); ++order) {
       const Instruction& instruction = instructions[order];
       for (const int output : instruction.outputs) {
         const TapValue* value = taps.find(program.value(output).name);
         if (value == nullptr) continue;
+        Value placed = program.value(output);
+        placed.layout = value->layout;
         const auto replicas = [&](int a, int b) {
-          if (!same_part(*value, run.mesh, taps.step.tokens(), a, b)) return false;
+          if (!same_part(*value, placed, run.mesh, so_far, a, b)) return false;
           if (instruction.op == nullptr) return true;
           return std::all_of(instruction.inputs.begin(), instruction.inputs.end(), [&](int input) {
             const TapValue* in = taps.find(program.value(input).name);
@@ -177,6 +239,7 @@ std::vector<WiringFault> check_replicas(const Program& program, const TapRun& ru
           }
           if (fault.ranks.size() == most->size()) fault.against = *most;
           describe_replicas(fault, *most);
+          fault.cause = "replicas_differ";
           faults.push_back(std::move(fault));
         }
       }
@@ -222,45 +285,11 @@ std::vector<WiringFault> check_caches(const Program& program, const TapRun& run)
         std::vector<int> wrong;
         std::string sentence;
         for (int rank = 0; rank < run.mesh.ranks(); ++rank) {
-          const HostTensor& got = read->ranks[static_cast<std::size_t>(rank)];
-          if (got.shape().empty()) continue;
-          std::int64_t row = 0;
-          bool good = true;
-          for (const StepSequence& sequence : taps.step.sequences) {
-            const Range seen = visible_keys(sequence, window);
-            for (std::size_t earlier = 0; earlier <= s && good; ++earlier) {
-              const StepTaps& past = run.steps[earlier];
-              const TapValue* written = past.find(source);
-              std::int64_t past_row = 0;
-              for (const StepSequence& part : past.step.sequences) {
-                const std::int64_t begin = std::max(part.first, seen.begin);
-                const std::int64_t end = std::min(part.first + part.count, seen.end);
-                if (part.sequence == sequence.sequence && begin < end && written != nullptr && good) {
-                  const HostTensor& from = written->ranks[static_cast<std::size_t>(rank)];
-                  const std::int64_t at = row + begin - seen.begin;
-                  good = !from.shape().empty() && from.cols() == got.cols() &&
-                         from.dtype() == got.dtype() && at + end - begin <= got.rows() &&
-                         std::ranges::equal(
-                             row_bytes(got, at, end - begin),
-                             row_bytes(from, past_row + begin - part.first, end - begin));
-                  if (!good) {
-                    sentence = fmt::format(
-                        "{} of rank {} does not hold what {} was at positions {} to {} of sequence "
-                        "{}",
-                        cached, rank, source, begin, end - 1, sequence.sequence);
-                  }
-                }
-                past_row += part.count;
-              }
-            }
-            row += seen.size();
-          }
-          if (good && row != got.rows()) {
-            good = false;
-            sentence = fmt::format("{} of rank {} has {} rows, attention may see {}", cached, rank,
-                                   got.rows(), row);
-          }
-          if (!good) wrong.push_back(rank);
+          if (read->ranks[static_cast<std::size_t>(rank)].shape().empty()) continue;
+          std::string problem = cache_problem(*read, source, window, run, s, rank);
+          if (problem.empty()) continue;
+          wrong.push_back(rank);
+          sentence = std::move(problem);
         }
         if (!wrong.empty()) {
           faults.push_back(
@@ -294,7 +323,9 @@ std::vector<WiringFault> from_mismatches(const Program& program,
                         mismatch.phase,
                         mismatch.step,
                         {mismatch.rank},
-                        sentence});
+                        sentence,
+                        {},
+                        "overwritten"});
     } else if (std::find(same->ranks.begin(), same->ranks.end(), mismatch.rank) == same->ranks.end()) {
       same->ranks.push_back(mismatch.rank);
     }

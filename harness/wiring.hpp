@@ -24,6 +24,7 @@ struct WiringFault {
   std::vector<int> ranks;
   std::string sentence;
   std::vector<int> against = {};  // replicas: as many ranks that hold the other bits; empty if `ranks` are fewer
+  std::string cause = {};  // name of a cause (harness/diagnose/causes.hpp) that the bits alone show; or empty
 };
 
 /// Compares every weight shard of a rank with the slice of the whole weight that the plan gives it. Thread safe; called

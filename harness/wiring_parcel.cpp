@@ -23,6 +23,7 @@ std::string pack_faults(const std::vector<WiringFault>& faults) {
   ParcelWriter out;
   for (const WiringFault& fault : faults) {
     out.text(fault.tap).value(fault.order).value(fault.phase).value(fault.step).text(fault.sentence);
+    out.text(fault.cause);
     write(out, fault.ranks);
     write(out, fault.against);
   }
@@ -38,6 +39,7 @@ std::vector<WiringFault> unpack_faults(std::string_view bytes) {
     fault.phase = in.value<Phase>();
     fault.step = in.value<int>();
     fault.sentence = in.text();
+    fault.cause = in.text();
     fault.ranks = read_ranks(in);
     fault.against = read_ranks(in);
     faults.push_back(std::move(fault));

@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <initializer_list>
+#include <utility>
 
 #include "model/error.hpp"
 
@@ -130,6 +132,8 @@ std::string_view name(Primitive primitive) {
     case Primitive::add_rms_norm: return "add_rms_norm";
     case Primitive::argmax: return "argmax";
     case Primitive::cross_entropy: return "cross_entropy";
+    case Primitive::square_sum: return "square_sum";
+    case Primitive::rms_apply: return "rms_apply";
   }
   return "";
 }
@@ -359,6 +363,40 @@ void Device::cross_entropy_finish(Stream& stream, const CrossEntropyState& state
   const Check check(*this, Primitive::cross_entropy);
   check.column_of({"max", &state.max}, {{"sum", &state.sum}, {"target", &state.target}, {"loss", &loss}});
   if (loss.elements() > 0) do_cross_entropy_finish(stream, state, loss);
+}
+
+HostTensor Device::cosines(DType dtype, std::vector<std::int64_t> shape, std::span<const double> angles) const {
+  std::vector<double> values(angles.begin(), angles.end());
+  for (double& value : values) value = std::cos(value);
+  return round_to(dtype, std::move(shape), values);
+}
+
+HostTensor Device::sines(DType dtype, std::vector<std::int64_t> shape, std::span<const double> angles) const {
+  std::vector<double> values(angles.begin(), angles.end());
+  for (double& value : values) value = std::sin(value);
+  return round_to(dtype, std::move(shape), values);
+}
+
+void Device::square_sum(Stream& stream, const Tensor& x, const Tensor& out) {
+  const Check check(*this, Primitive::square_sum);
+  check.floats({{"x", &x}, {"out", &out}});
+  check.per_row({"x", &x}, {"out", &out});
+  check.accumulates({"x", &x}, {"out", &out});
+  if (out.elements() > 0) do_square_sum(stream, x, out);
+}
+
+void Device::rms_apply(Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& squares,
+                       std::int64_t features, double eps, const Tensor& out) {
+  const Check check(*this, Primitive::rms_apply);
+  check.floats({{"x", &x}, {"weight", &weight}, {"squares", &squares}, {"out", &out}});
+  check.same_dtype({"x", &x}, {"weight", &weight});
+  check.per_column({"x", &x}, {"weight", &weight});
+  check.per_row({"x", &x}, {"squares", &squares});
+  check.accumulates({"x", &x}, {"squares", &squares});
+  check.rule(features >= x.cols, fmt::format("the whole row must be at least as long as x's (here {})", features),
+             {{"x", &x}});
+  check.same_shape({"x", &x}, {"out", &out});
+  if (out.elements() > 0) do_rms_apply(stream, x, weight, squares, features, eps, out);
 }
 
 }  // namespace shardcheck

@@ -79,7 +79,9 @@ enum class Primitive {
   reduce_n,
   add_rms_norm,
   argmax,
-  cross_entropy
+  cross_entropy,
+  square_sum,
+  rms_apply
 };
 std::string_view name(Primitive primitive);
 
@@ -168,6 +170,10 @@ class Device {
   virtual void hash(Stream& stream, const Tensor& tensor, const Tensor& slots, std::int64_t index) = 0;
   /// Every element becomes a quiet NaN (the largest value for integer dtypes).
   virtual void poison(Stream& stream, const Tensor& out) = 0;
+  /// cos and sin of angles in radians, rounded once to `dtype`: the rows of rope's tables. A device whose numbers are no
+  /// reals says what stands for them there.
+  virtual HostTensor cosines(DType dtype, std::vector<std::int64_t> shape, std::span<const double> angles) const;
+  virtual HostTensor sines(DType dtype, std::vector<std::int64_t> shape, std::span<const double> angles) const;
 
   // ---- primitives (shapes checked here, work done by the virtual do_*) -----------------------------------------
   /// out = x W^T (+ bias); f32 accumulate, one rounding.  x [M, K]  weight [N, K]  bias [1, N] or none  out [M, N]
@@ -214,6 +220,12 @@ class Device {
   /// Per row the largest value and its global column; the lowest of equal ones, and NaN is the largest. A row without
   /// columns gives -inf and -1.               x [M, V_r]  value [M, 1] in accumulate_dtype  index [M, 1] i64
   void argmax(Stream&, const Tensor& x, OwnedRanges owned, const Tensor& value, const Tensor& index);
+  /// out = sum of x^2 over the columns, 0 where there are none.            x [M, n_r]  out [M, 1] in accumulate_dtype
+  void square_sum(Stream&, const Tensor& x, const Tensor& out);
+  /// out = x / sqrt(squares / features + eps) * weight: rms_norm of some columns of a row of `features`, whose sum of
+  /// squares is given. One rounding.     x, out [M, n_r]  weight [1, n_r]  squares [M, 1] in accumulate_dtype
+  void rms_apply(Stream&, const Tensor& x, const Tensor& weight, const Tensor& squares, std::int64_t features,
+                 double eps, const Tensor& out);
   /// state = statistics of a vocabulary shard.                                  logits [M, V_r]  targets [1, M] i64
   void cross_entropy_partial(Stream&, const Tensor& logits, const Tensor& targets, OwnedRanges owned,
                              const CrossEntropyState& out);
@@ -256,6 +268,9 @@ class Device {
   virtual void do_cross_entropy_merge(Stream&, const CrossEntropyState& other,
                                       const CrossEntropyState& into) = 0;
   virtual void do_cross_entropy_finish(Stream&, const CrossEntropyState& state, const Tensor& loss) = 0;
+  virtual void do_square_sum(Stream&, const Tensor& x, const Tensor& out) = 0;
+  virtual void do_rms_apply(Stream&, const Tensor& x, const Tensor& weight, const Tensor& squares,
+                            std::int64_t features, double eps, const Tensor& out) = 0;
 };
 
 /// One kind of device.

@@ -21,7 +21,7 @@ struct DeviceModule {
   /// Device number `index` < count.
   std::unique_ptr<Device> (*make)(int index);
 };
-inline constexpr int kDeviceModuleVersion = 2;
+inline constexpr int kDeviceModuleVersion = 3;
 
 /// The kind that libshardcheck_<name>.so holds. One device for each rank if there are as many, else all ranks on the
 /// first. make throws InputError with the reason where there is no module, no driver or no device.

@@ -28,12 +28,25 @@ constexpr IntRange kLayers{1, 10000};
 struct LlamaDefaults {
   std::optional<std::int64_t> num_kv_heads;  // none: as many as q heads
   std::int64_t max_positions;
+  double norm_eps = 1e-6;
+  std::optional<std::int64_t> head_dim{};  // none: hidden_size / num_attention_heads
 };
 
 LlamaDefaults llama_defaults(std::string_view model_type) {
   if (model_type == "mistral") return {8, 4096 * 32};
   if (model_type == "qwen2") return {32, 32768};
+  if (model_type == "qwen3") return {32, 32768, 1e-6, 128};
+  if (model_type == "olmo2") return {std::nullopt, 2048, 1e-5};
+  if (model_type == "phi3") return {std::nullopt, 4096, 1e-5};
   return {std::nullopt, 2048};
+}
+
+Family family_of(std::string_view model_type) {
+  if (model_type == "gpt2") return Family::gpt2;
+  if (model_type == "qwen3") return Family::qwen3;
+  if (model_type == "olmo2") return Family::olmo2;
+  if (model_type == "phi3") return Family::phi3;
+  return Family::llama;
 }
 
 bool is_ignored(const ConfigOptions& options, std::string_view key) {
@@ -90,8 +103,8 @@ std::optional<std::int64_t> window_size(const ConfigFields& fields,
   return fields.integer("sliding_window", kEntries);
 }
 
-/// qwen2 names each layer's kind in `layer_types`, or gives the first layer that has a window.
-void set_qwen2_windows(const ConfigFields& fields, Config& config) {
+/// qwen2 and qwen3 name each layer's kind in `layer_types`, or give the first layer that has a window.
+void set_qwen_windows(const ConfigFields& fields, Config& config) {
   const std::optional<std::int64_t> size = fields.boolean("use_sliding_window", false)
                                                ? window_size(fields, 4096)
                                                : std::nullopt;
@@ -127,16 +140,19 @@ void set_qwen2_windows(const ConfigFields& fields, Config& config) {
 
 void read_llama(const ConfigFields& fields, Config& config) {
   const LlamaDefaults defaults = llama_defaults(config.model_type);
-  config.family = Family::llama;
   config.hidden_size = fields.integer("hidden_size", kExtent);
   config.intermediate_size = fields.integer("intermediate_size", kExtent);
   config.num_layers = fields.integer("num_hidden_layers", kLayers);
   config.num_heads = fields.integer("num_attention_heads", kExtent);
   config.vocab_size = fields.integer("vocab_size", kEntries);
-  config.num_kv_heads = fields.integer("num_key_value_heads", kExtent,
-                                       defaults.num_kv_heads.value_or(config.num_heads));
+  // Here null is not absent: it means as many as q heads, whatever the default.
+  const bool one_for_each = fields.object().contains("num_key_value_heads") &&
+                            !fields.has("num_key_value_heads");
+  config.num_kv_heads = fields.integer(
+      "num_key_value_heads", kExtent,
+      one_for_each ? config.num_heads : defaults.num_kv_heads.value_or(config.num_heads));
   config.max_positions = fields.integer("max_position_embeddings", kEntries, defaults.max_positions);
-  config.norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, 1e-6);
+  config.norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, defaults.norm_eps);
   config.tied_embeddings = fields.boolean("tie_word_embeddings", false);
 
   if (config.num_heads % config.num_kv_heads != 0) {
@@ -145,14 +161,15 @@ void read_llama(const ConfigFields& fields, Config& config) {
                             config.num_heads, config.num_kv_heads),
                 "correct one of the two in the file");
   }
-  if (!fields.has("head_dim") && config.hidden_size % config.num_heads != 0) {
+  if (!fields.has("head_dim") && !defaults.head_dim && config.hidden_size % config.num_heads != 0) {
     fields.fail(
         "hidden_size",
         fmt::format("without \"head_dim\" it must be a multiple of num_attention_heads = {}",
                     config.num_heads),
         "correct one of the two, or add head_dim");
   }
-  config.head_dim = fields.integer("head_dim", kExtent, config.hidden_size / config.num_heads);
+  config.head_dim = fields.integer(
+      "head_dim", kExtent, defaults.head_dim.value_or(config.hidden_size / config.num_heads));
   if (config.q_size() > kExtent.max) {
     fields.fail("num_attention_heads",
                 fmt::format("times head_dim {} it must be at most {}", config.head_dim, kExtent.max),
@@ -164,22 +181,23 @@ void read_llama(const ConfigFields& fields, Config& config) {
   }
   config.activation = Activation::silu;
 
-  const bool is_qwen2 = config.model_type == "qwen2";
-  if (config.model_type == "llama") {
+  const std::string& type = config.model_type;
+  if (type == "llama" || type == "qwen3" || type == "olmo2") {
     // transformers gives o_proj a bias together with q, k and v.
     config.qkv_bias = config.o_bias = fields.boolean("attention_bias", false);
-    config.mlp_bias = fields.boolean("mlp_bias", false);
   }
-  if (is_qwen2) config.qkv_bias = true;
+  if (type == "llama") config.mlp_bias = fields.boolean("mlp_bias", false);
+  if (type == "qwen2") config.qkv_bias = true;
 
   config.windows.assign(static_cast<std::size_t>(config.num_layers), std::nullopt);
-  if (is_qwen2) set_qwen2_windows(fields, config);
-  if (config.model_type == "mistral")
+  if (type == "qwen2" || type == "qwen3") set_qwen_windows(fields, config);
+  if (type == "mistral")
     std::fill(config.windows.begin(), config.windows.end(), window_size(fields, 4096));
+  if (type == "phi3")
+    std::fill(config.windows.begin(), config.windows.end(), window_size(fields, std::nullopt));
 }
 
 void read_gpt2(const ConfigFields& fields, Config& config) {
-  config.family = Family::gpt2;
   config.hidden_size = fields.integer("n_embd", kExtent);
   config.num_layers = fields.integer("n_layer", kLayers);
   config.num_heads = fields.integer("n_head", kExtent);
@@ -240,6 +258,7 @@ Config parse_config(std::string_view json_text, const std::string& origin,
                 "use a model of these architectures");
   }
   check_keys(fields, *table, options);
+  config.family = family_of(config.model_type);
 
   if (config.model_type == "gpt2") {
     read_gpt2(fields, config);

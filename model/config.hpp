@@ -14,7 +14,7 @@
 namespace shardcheck {
 
 /// The architectures that reference/ and sharded/ know. mistral and qwen2 are members of the llama family.
-enum class Family { llama, gpt2 };
+enum class Family { llama, gpt2, qwen3, olmo2, phi3 };
 
 enum class Activation { silu, gelu_tanh };
 
@@ -32,7 +32,7 @@ struct RopeConfig {
 
 struct Config {
   std::string name;        // shown in reports: the folder's or file's name, or the shipped config's
-  std::string model_type;  // as written: "llama", "mistral", "qwen2", "gpt2"
+  std::string model_type;  // as written: "llama", "mistral", "qwen2", "gpt2", "qwen3", "olmo2", "phi3"
   Family family = Family::llama;
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Source of the lists: the configuration and modelling files of these four architectures in Hugging Face
-// transformers 4 and 5, and PretrainedConfig's own fields.
+// Source of the lists: the configuration and modelling files of these architectures in Hugging Face transformers 4 and 5, and PretrainedConfig's own fields.
 #include "model/config_keys.hpp"
 
 #include <fmt/format.h>
@@ -118,6 +117,21 @@ ConfigKeyTable llama_like(std::string_view model_type, const Keys& more_used,
   return table;
 }
 
+/// Checkpoints of this family bring a copy of the modelling code beside them and name it in auto_map; transformers has the
+/// architecture of its own. The biases are not read by it, and original_max_position_embeddings by longrope alone.
+ConfigKeyTable phi3_table() {
+  ConfigKeyTable table = llama_like(
+      "phi3", {"sliding_window"},
+      {"auto_map", "resid_pdrop", "embd_pdrop", "original_max_position_embeddings"},
+      {{"attention_bias", "false"},
+       {"mlp_bias", "false"},
+       {"lm_head_bias", "false"},
+       {"full_attn_mod", "1"},
+       {"interpolate_factor", "1"}});
+  std::erase_if(table.refused, [](const RefusedKey& refused) { return refused.key == "auto_map"; });
+  return table;
+}
+
 ConfigKeyTable gpt2_table() {
   ConfigKeyTable table;
   table.model_type = "gpt2";
@@ -154,6 +168,13 @@ const std::vector<ConfigKeyTable>& tables() {
       llama_like("qwen2",
                  {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}, {},
                  {{"use_mrope", "false"}, {"attention_bias", "true"}, {"mlp_bias", "false"}}),
+      llama_like("qwen3",
+                 {"attention_bias", "sliding_window", "use_sliding_window", "max_window_layers",
+                  "layer_types"},
+                 {}, {{"mlp_bias", "false"}}),
+      llama_like("olmo2", {"attention_bias"}, {},
+                 {{"mlp_bias", "false"}, {"sliding_window", "null"}}),
+      phi3_table(),
       gpt2_table()};
   return all;
 }

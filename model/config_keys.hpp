@@ -24,7 +24,7 @@ struct ConfigKeyTable {
 /// The table of a model_type, or null for an architecture that isn't known.
 const ConfigKeyTable* find_config_keys(std::string_view model_type);
 
-/// "llama, mistral, qwen2, gpt2".
+/// "llama, mistral, qwen2, qwen3, olmo2, phi3, gpt2".
 std::vector<std::string_view> known_model_types();
 
 }  // namespace shardcheck

@@ -13,7 +13,7 @@ namespace {
 constexpr double kLargest = 1e30;
 constexpr double kDefaultTheta = 10000.0;
 
-RopeConfig::Type read_type(const ConfigFields& scaling, bool must_be_given) {
+RopeConfig::Type read_type(const ConfigFields& scaling, bool must_be_given, bool only_default) {
   // "type" is the older name of "rope_type"; files written in between hold both.
   const bool has_both = scaling.has("rope_type") && scaling.has("type");
   const std::string_view key = scaling.has("rope_type") || !scaling.has("type") ? "rope_type" : "type";
@@ -23,6 +23,10 @@ RopeConfig::Type read_type(const ConfigFields& scaling, bool must_be_given) {
     scaling.fail("type", fmt::format("\"rope_type\" says \"{}\"", word), "remove one of the two");
   }
   if (word == "default") return RopeConfig::Type::standard;
+  if (only_default) {
+    scaling.fail(key, "for this family only default is supported (longrope is not)",
+                 "use another model");
+  }
   if (word == "linear") return RopeConfig::Type::linear;
   if (word == "llama3") return RopeConfig::Type::llama3;
   scaling.fail(key, "only default, linear and llama3 are supported", "use another model");
@@ -71,7 +75,8 @@ RopeConfig read_rope(const ConfigFields& fields, const std::string& origin,
     fields.fail(object_key, "it must be an object or null", "correct it in the file");
 
   const ConfigFields scaling(*object, origin, fmt::format("{}.", object_key));
-  rope.type = read_type(scaling, !is_new);
+  // transformers has longrope for phi3 and nothing else beside the default.
+  rope.type = read_type(scaling, !is_new, fields.text("model_type") == "phi3");
   check_rope_keys(scaling, object_key, rope.type, options);
   const double theta = scaling.number("rope_theta", 0.0, kLargest, rope.theta);
   if (fields.has("rope_theta") && theta != rope.theta) {

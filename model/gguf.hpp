@@ -56,7 +56,7 @@ class GgufFile {
   std::map<std::string, GgufTensor, std::less<>> tensors_;
 };
 
-/// The config that the metadata of architectures llama, qwen2 and gpt2 describes. Keys of the architecture that aren't
+/// The config that the metadata of architectures llama, qwen2, qwen3 and gpt2 describes. Keys of the architecture that aren't
 /// known are refused by name, as in config.json. The norm's epsilon is the stored f32, widened.
 Config gguf_config(const GgufFile& file, const ConfigOptions& options = {});
 

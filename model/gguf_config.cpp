@@ -164,9 +164,16 @@ class Fields {
 std::string architecture_of(const GgufFile& file) {
   const auto it = file.metadata().find("general.architecture");
   const auto* word = it == file.metadata().end() ? nullptr : std::get_if<std::string>(&it->second);
-  if (word == nullptr || (*word != "llama" && *word != "qwen2" && *word != "gpt2")) {
+  if (word != nullptr && (*word == "olmo2" || *word == "phi3")) {
     throw InputError(fmt::format(
-        "{}: \"general.architecture\" is {}; it must be llama, qwen2 or gpt2; use another file",
+        "{}: \"general.architecture\" is {}, which is read from safetensors only; use the model's "
+        "safetensors with its config.json",
+        file.path().string(), shown(it->second)));
+  }
+  if (word == nullptr || (*word != "llama" && *word != "qwen2" && *word != "qwen3" && *word != "gpt2")) {
+    throw InputError(fmt::format(
+        "{}: \"general.architecture\" is {}; it must be llama, qwen2, qwen3 or gpt2; use another "
+        "file",
         file.path().string(), it == file.metadata().end() ? "missing" : shown(it->second)));
   }
   return *word;
@@ -202,7 +209,7 @@ RopeConfig rope_of(const Fields& fields) {
 }
 
 void read_llama(const GgufFile& file, const Fields& fields, Config& config) {
-  config.family = Family::llama;
+  config.family = config.model_type == "qwen3" ? Family::qwen3 : Family::llama;
   config.num_kv_heads = fields.integer("attention.head_count_kv", kMaxExtent, config.num_heads);
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail("attention.head_count_kv",

@@ -36,18 +36,27 @@ std::string_view file_word(ModuleRole role) {
       return "attn_v";
     case ModuleRole::qkv:
       return "attn_qkv";
+    case ModuleRole::q_norm:
+      return "attn_q_norm";
+    case ModuleRole::k_norm:
+      return "attn_k_norm";
     case ModuleRole::o:
       return "attn_output";
+    case ModuleRole::attention_post_norm:
+      return "post_attention_norm";
     case ModuleRole::mlp_norm:
       return "ffn_norm";
     case ModuleRole::gate:
       return "ffn_gate";
     case ModuleRole::up:
       return "ffn_up";
+    case ModuleRole::gate_up:
     case ModuleRole::fc:
       return "ffn_up";
     case ModuleRole::down:
       return "ffn_down";
+    case ModuleRole::mlp_post_norm:
+      return "post_ffw_norm";
     case ModuleRole::final_norm:
       return "output_norm";
     case ModuleRole::lm_head:

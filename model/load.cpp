@@ -96,7 +96,7 @@ Model load_gguf(const fs::path& path, const ModelOptions& options, const std::st
     auto source = synthetic_source(*options.random_seed, modules(config));
     return Model(std::move(config), std::move(source));
   }
-  if (options.shapes_only) return Model(std::move(config), nullptr);
+  if (options.shapes_only && !options.tensor_types) return Model(std::move(config), nullptr);
   const Config whole = gguf_config(file, whole_depth(options.config));
   auto source = gguf_source(file, whole, modules(whole));
   return Model(std::move(config), std::move(source));

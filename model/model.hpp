@@ -82,6 +82,7 @@ struct ModelOptions {
   std::optional<std::uint64_t> random_seed;  // --random SEED: synthetic weights
   bool shapes_only = false;                  // cost, lint: weights are never read
   ConfigOptions config;
+  bool tensor_types = false;  // with shapes_only: Model::dtype says all the same how a GGUF file stores each tensor
 };
 
 /// MODEL as typed by the user: a directory (config.json + safetensors, or one .gguf), a .gguf, a config.json,

@@ -24,17 +24,23 @@ enum class ModuleRole {
   k,
   v,
   qkv,
+  q_norm,
+  k_norm,
   o,
+  attention_post_norm,
   mlp_norm,
   gate,
   up,
+  gate_up,
   fc,
   down,
+  mlp_post_norm,
   final_norm,
   lm_head
 };
 
-/// A run of output rows of a fused weight that is cut on its own: gpt2's c_attn is q | k | v.
+/// A run of output rows of a fused weight that is cut on its own: gpt2's c_attn is q | k | v, phi3's gate_up_proj is
+/// gate | up.
 struct Section {
   ModuleRole role;
   std::int64_t begin, end;  // rows of the canonical weight
@@ -63,8 +69,8 @@ std::vector<Module> modules(const Config& config);
 
 /// Suffixes of values that are no module's output, appended to the owning module's path.
 inline constexpr std::string_view kValueSuffixes[] = {
-    ".q",    ".k",   ".v",     ".q_rot",   ".k_rot",   ".k_cache", ".v_cache",
-    ".attn", ".act", ".resid", ".partial", ".reduced", ".stat",    ".in"};
+    ".q",       ".k",    ".v",   ".gate",  ".up",      ".q_rot",   ".k_rot", ".k_cache",
+    ".v_cache", ".attn", ".act", ".resid", ".partial", ".reduced", ".stat",  ".in"};
 
 /// Removes one leading base-model prefix ("model.", "transformer."): it is accepted everywhere and means nothing.
 std::string_view strip_prefix(std::string_view path);

@@ -26,6 +26,10 @@ Matrix<T> linear(const Matrix<T>& x, std::int64_t out_features, const WeightRows
 template <typename T>
 Matrix<T> rms_norm(const Matrix<T>& x, std::span<const T> weight, double eps);
 
+/// rms_norm of every head by itself, all with the same weight of d features.     x [M, heads * d]  w [d]  -> [M, heads * d]
+template <typename T>
+Matrix<T> head_norm(const Matrix<T>& x, std::span<const T> weight, double eps);
+
 /// y = (x - mean) / sqrt(var + eps) * w + b, var the mean of squared deviations.         x [M, D]  -> [M, D]
 template <typename T>
 Matrix<T> layer_norm(const Matrix<T>& x, std::span<const T> weight, std::span<const T> bias,

@@ -48,6 +48,13 @@ Matrix<T> Call<T>::rms_norm(const std::string& path, const Matrix<T>& x) const {
 }
 
 template <typename T>
+Matrix<T> Call<T>::head_norm(const std::string& path, const Matrix<T>& x) const {
+  Matrix<T> y = reference::head_norm<T>(x, vector(path + ".weight"), model.config().norm_eps);
+  report(path, y);
+  return y;
+}
+
+template <typename T>
 Matrix<T> Call<T>::layer_norm(const std::string& path, const Matrix<T>& x) const {
   Matrix<T> y = reference::layer_norm<T>(x, vector(path + ".weight"), vector(path + ".bias"),
                                          model.config().norm_eps);
@@ -94,6 +101,27 @@ Matrix<T> Call<T>::attend(const std::string& path, std::int64_t layer, const Mat
 }
 
 template <typename T>
+Matrix<T> Call<T>::rotate(const std::string& name, std::span<const double> frequencies,
+                          const Matrix<T>& x) const {
+  Matrix<T> y = rope(x, positions, frequencies);
+  report(name, y);
+  return y;
+}
+
+template <typename T>
+Matrix<T> Call<T>::gated_mlp(const std::string& path, const Matrix<T>& x) const {
+  const Matrix<T> gate = project(path + ".gate_proj", x);  // [M, F]
+  const Matrix<T> up = project(path + ".up_proj", x);      // [M, F]
+  const Matrix<T> activated = activate(gate);
+  report(path + ".act_fn", activated);
+  const Matrix<T> product = multiply(activated, up);
+  report(path + ".act", product);
+  Matrix<T> y = project(path + ".down_proj", product);
+  report(path, y);
+  return y;
+}
+
+template <typename T>
 Matrix<T> Call<T>::activate(const Matrix<T>& x) const {
   switch (model.config().activation) {
     case Activation::silu:
@@ -104,7 +132,17 @@ Matrix<T> Call<T>::activate(const Matrix<T>& x) const {
   throw std::logic_error("an activation without a block");
 }
 
+template <typename T>
+Matrix<T> section(const Module& fused, ModuleRole role, const Matrix<T>& x) {
+  for (const Section& s : fused.sections) {
+    if (s.role == role) return columns(x, s.begin, s.end - s.begin);
+  }
+  throw std::logic_error(fused.path + ": has no such section");
+}
+
 template struct Call<float>;
 template struct Call<double>;
+template Matrix<float> section(const Module&, ModuleRole, const Matrix<float>&);
+template Matrix<double> section(const Module&, ModuleRole, const Matrix<double>&);
 
 }  // namespace shardcheck::reference

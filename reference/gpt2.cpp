@@ -1,21 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPT-2: LayerNorm before each branch, learned positions, q, k and v from one fused projection, biases everywhere.
 // Source: Radford et al. 2019 and Hugging Face's module tree.
-#include <stdexcept>
-
 #include "reference/decoder.hpp"
 
 namespace shardcheck::reference {
 namespace {
-
-// The rows of a fused projection that play one role are columns of its output.
-template <typename T>
-Matrix<T> section(const Module& fused, ModuleRole role, const Matrix<T>& x) {
-  for (const Section& s : fused.sections) {
-    if (s.role == role) return columns(x, s.begin, s.end - s.begin);
-  }
-  throw std::logic_error(fused.path + ": has no such section");
-}
 
 // c_proj(attention(q, k, v))                                                           x [M, D] -> [M, D]
 template <typename T>

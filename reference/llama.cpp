@@ -13,26 +13,10 @@ Matrix<T> self_attention(const Call<T>& call, const std::string& path, std::int6
   const Matrix<T> q = call.project(path + ".q_proj", x);  // [M, H * d]
   const Matrix<T> k = call.project(path + ".k_proj", x);  // [M, K * d]
   const Matrix<T> v = call.project(path + ".v_proj", x);
-  const Matrix<T> q_rot = rope(q, call.positions, frequencies);
-  call.report(path + ".q_rot", q_rot);
-  const Matrix<T> k_rot = rope(k, call.positions, frequencies);
-  call.report(path + ".k_rot", k_rot);
+  const Matrix<T> q_rot = call.rotate(path + ".q_rot", frequencies, q);
+  const Matrix<T> k_rot = call.rotate(path + ".k_rot", frequencies, k);
   const Matrix<T> attended = call.attend(path, layer, q_rot, k_rot, v);
   Matrix<T> y = call.project(path + ".o_proj", attended);
-  call.report(path, y);
-  return y;
-}
-
-// down_proj(act(gate_proj(x)) * up_proj(x))                                            x [M, D] -> [M, D]
-template <typename T>
-Matrix<T> gated_mlp(const Call<T>& call, const std::string& path, const Matrix<T>& x) {
-  const Matrix<T> gate = call.project(path + ".gate_proj", x);  // [M, F]
-  const Matrix<T> up = call.project(path + ".up_proj", x);      // [M, F]
-  const Matrix<T> activated = call.activate(gate);
-  call.report(path + ".act_fn", activated);
-  const Matrix<T> product = multiply(activated, up);
-  call.report(path + ".act", product);
-  Matrix<T> y = call.project(path + ".down_proj", product);
   call.report(path, y);
   return y;
 }
@@ -50,7 +34,7 @@ Matrix<T> llama_forward(const Call<T>& call) {
     x = add(x, self_attention<T>(call, paths.attention, layer, frequencies, normed));
     call.report(paths.attention + ".resid", x);
     const Matrix<T> normed_again = call.rms_norm(paths.layer + ".post_attention_layernorm", x);
-    x = add(x, gated_mlp(call, paths.mlp, normed_again));
+    x = add(x, call.gated_mlp(paths.mlp, normed_again));
     call.report(paths.layer, x);
   }
   return call.project("lm_head", call.rms_norm("norm", x));

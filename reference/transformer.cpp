@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <numeric>
+#include <stdexcept>
 
 #include "model/error.hpp"
 #include "reference/decoder.hpp"
@@ -27,6 +28,23 @@ void check_tokens(const Config& config, std::span<const std::int64_t> ids, std::
           config.name, ids[m], position, config.max_positions - 1, config.max_positions));
     }
   }
+}
+
+template <typename T>
+Matrix<T> forward_of(const Call<T>& call) {
+  switch (call.model.config().family) {
+    case Family::llama:
+      return llama_forward(call);
+    case Family::gpt2:
+      return gpt2_forward(call);
+    case Family::qwen3:
+      return qwen3_forward(call);
+    case Family::olmo2:
+      return olmo2_forward(call);
+    case Family::phi3:
+      return phi3_forward(call);
+  }
+  throw std::logic_error("a family without a forward pass");
 }
 
 }  // namespace
@@ -60,7 +78,7 @@ Matrix<T> Transformer<T>::forward(std::span<const std::int64_t> ids, const Tap<T
   std::vector<std::int64_t> positions(ids.size());
   std::iota(positions.begin(), positions.end(), state_->length);
   const Call<T> call{state_->model, ids, positions, state_->caches, tap};
-  Matrix<T> logits = config.family == Family::gpt2 ? gpt2_forward(call) : llama_forward(call);
+  Matrix<T> logits = forward_of(call);
   state_->length += static_cast<std::int64_t>(ids.size());
   return logits;
 }
@@ -77,7 +95,19 @@ void Transformer<T>::reset() {
 }
 
 std::vector<std::string> tap_names(const Config& config) {
-  return config.family == Family::gpt2 ? gpt2_tap_names(config) : llama_tap_names(config);
+  switch (config.family) {
+    case Family::llama:
+      return llama_tap_names(config);
+    case Family::gpt2:
+      return gpt2_tap_names(config);
+    case Family::qwen3:
+      return qwen3_tap_names(config);
+    case Family::olmo2:
+      return olmo2_tap_names(config);
+    case Family::phi3:
+      return phi3_tap_names(config);
+  }
+  throw std::logic_error("a family without tap names");
 }
 
 template class Transformer<float>;

@@ -4,18 +4,20 @@
 #include <fmt/format.h>
 
 #include "model/error.hpp"
+#include "sharded/step_rules.hpp"
 
 namespace shardcheck {
 namespace {
 
+/// Communicators know rows and columns; rows are their `tokens`.
 Dim tensor_dim(PlanDim dim) {
-  return dim == PlanDim::tokens || dim == PlanDim::sequence ? Dim::tokens : Dim::features;
+  return activation_dim(dim) == Dim::features ? Dim::features : Dim::tokens;
 }
 
 Ranges ranges_of(const Layout& layout, const RankContext& context, int rank, Dim dim) {
   return dim == Dim::features
              ? layout.feature_ranges(rank)
-             : layout.token_ranges(context.program().mesh, rank, context.step().tokens());
+             : layout.row_ranges(context.program().mesh, rank, context.step());
 }
 
 /// Where each member of the group has its part of `dim`, in local indices of the rank that holds `whole`.
@@ -41,6 +43,20 @@ Tensor slice(RankContext& context, const Tensor& input, Dim dim, const Ranges& w
   return out;
 }
 
+/// In a program that breaks a rule a value is assumed as its readers take it, which may be what the plan's step doesn't
+/// make of its input: a forced run ends there. Throws ShapeError.
+void check_result(const Instruction& instruction, const Program& program) {
+  const Layout& before = program.value(instruction.inputs[0]).layout;
+  const Layout& after = program.value(instruction.outputs[0]).layout;
+  const StepPlaced placed = place_step(instruction.collective, instruction.axes, before, program.mesh,
+                                       program.config.head_dim);
+  const bool fits = placed.out.row_axes == after.row_axes && placed.out.owned.empty() == after.owned.empty();
+  if (!placed.misfits.empty() || fits) return;
+  throw ShapeError(fmt::format("{}: {} makes it {}, but what reads it takes it as {}", instruction.site,
+                               to_string(instruction.collective), to_string(placed.out, program.mesh),
+                               to_string(after, program.mesh)));
+}
+
 }  // namespace
 
 Tensor run_collective(const Instruction& instruction, RankContext& context, const Tensor& input) {
@@ -50,6 +66,7 @@ Tensor run_collective(const Instruction& instruction, RankContext& context, cons
   const Layout& after = context.program().value(instruction.outputs[0]).layout;
   const CallSite site{instruction.site, context.step().phase, context.step().index};
   const Dim dim = tensor_dim(step.dim);
+  if (context.program().forced_shapes) check_result(instruction, context.program());
   const Tensor out = context.allocate(instruction.outputs[0]);
   Communicator& group = context.communicator(instruction.axes);
   ReduceSpec spec = context.settings().reduction;

@@ -16,7 +16,7 @@ bool has_whole_rows(const Value& value) {
   return value.dtype == ValueDType::storage && value.rows == ValueRows::tokens &&
          value.layout.owned.empty() &&
          std::all_of(placements.begin(), placements.end(), [](const Placement& placement) {
-           return placement.kind == Placement::Kind::R || placement == Placement::sharded(Dim::tokens);
+           return placement.kind == Placement::Kind::R || placement.cuts_rows();
          });
 }
 

@@ -12,7 +12,9 @@ std::string to_string(const Placement& placement) {
     case Placement::Kind::R:
       return "R";
     case Placement::Kind::S:
-      return placement.dim == Dim::tokens ? "S(tokens)" : "S(features)";
+      return placement.dim == Dim::features ? "S(features)"
+             : placement.dim == Dim::tokens ? "S(tokens)"
+                                            : "S(sequence)";
     case Placement::Kind::P_sum:
       return "P(sum)";
     case Placement::Kind::P_max:
@@ -49,14 +51,83 @@ Ranges Layout::feature_ranges(int rank) const {
   return owned[static_cast<std::size_t>(rank)];
 }
 
-Ranges Layout::token_ranges(const Mesh& mesh, int rank, std::int64_t tokens) const {
-  Ranges mine{{0, tokens}};
+Ranges Layout::row_ranges(const Mesh& mesh, int rank, const Step& step) const {
+  Ranges mine{{0, step.tokens()}};
   const std::vector<int> at = mesh.coordinates(rank);
-  for (const int axis : token_axes) {
+  std::int64_t stride = 1;  // ranks of the sequence axes so far
+  for (const int axis : row_axes) {
     const auto i = static_cast<std::size_t>(axis);
-    mine = compose(mine, Partition::balanced(total(mine), mesh.axes[i].size).of(at[i]));
+    const int size = mesh.axes[i].size;
+    if (placements[i].dim == Dim::tokens) {
+      mine = compose(mine, Partition::balanced(total(mine), size).of(at[i]));
+      continue;
+    }
+    Ranges own;
+    std::int64_t row = 0;
+    for (const StepSequence& part : step.sequences) {
+      if (part.sequence / stride % size == at[i]) own.push_back({row, row + part.count});
+      row += part.count;
+    }
+    mine = intersection(mine, normalized(std::move(own)));
+    stride *= size;
   }
   return mine;
+}
+
+bool Layout::holds_sequence(const Mesh& mesh, int rank, std::int64_t sequence) const {
+  const std::vector<int> at = mesh.coordinates(rank);
+  for (const int axis : row_axes) {
+    const auto i = static_cast<std::size_t>(axis);
+    if (placements[i].dim != Dim::sequences) continue;
+    if (sequence % mesh.axes[i].size != at[i]) return false;
+    sequence /= mesh.axes[i].size;
+  }
+  return true;
+}
+
+Ranges Layout::kept_positions(const Mesh& mesh, int rank, std::span<const Step* const> steps,
+                              std::int64_t sequence) const {
+  const bool by_tokens = std::any_of(row_axes.begin(), row_axes.end(), [this](int axis) {
+    return placements[static_cast<std::size_t>(axis)].dim == Dim::tokens;
+  });
+  if (!by_tokens) {
+    std::int64_t end = 0;
+    for (const Step* step : steps) {
+      for (const StepSequence& part : step->sequences) {
+        if (part.sequence == sequence) end = std::max(end, part.first + part.count);
+      }
+    }
+    return holds_sequence(mesh, rank, sequence) && end > 0 ? Ranges{{0, end}} : Ranges{};
+  }
+  Ranges kept;
+  for (const Step* step : steps) {
+    const Ranges mine = row_ranges(mesh, rank, *step);
+    std::int64_t row = 0;
+    for (const StepSequence& part : step->sequences) {
+      if (part.sequence == sequence) {
+        kept = without(kept, {part.first, part.first + part.count});
+        for (const Range& held : intersection(mine, {{row, row + part.count}}))
+          kept.push_back({held.begin - row + part.first, held.end - row + part.first});
+        kept = normalized(std::move(kept));
+      }
+      row += part.count;
+    }
+  }
+  return kept;
+}
+
+Ranges Layout::cache_ranges(const Mesh& mesh, int rank, std::span<const Step* const> steps,
+                            std::int64_t window) const {
+  Ranges mine;
+  std::int64_t row = 0;
+  for (const StepSequence& part : steps.back()->sequences) {
+    const Range seen = visible_keys(part, window);
+    const Ranges kept = kept_positions(mesh, rank, steps, part.sequence);
+    for (const Range& range : intersection(kept, {seen}))
+      mine.push_back({range.begin - seen.begin + row, range.end - seen.begin + row});
+    row += seen.size();
+  }
+  return normalized(std::move(mine));
 }
 
 bool Layout::any_partial() const {

@@ -31,6 +31,15 @@ struct PlaceQuery {
   std::vector<Layout> inputs;
 };
 
+/// Another way to repair the same mistake: operand `input` should have been placed otherwise, or the weight cut
+/// otherwise, and then these outputs come out.
+struct PlacementRepair {
+  int input = 0;
+  Placement required;
+  std::vector<Layout> outputs;
+  std::string fix;  // like PlacementViolation's
+};
+
 /// A broken placement rule. `input` is the operand that is placed wrongly on `axis`.
 struct PlacementViolation {
   std::string rule;  // "partial_into_nonlinear"
@@ -39,8 +48,14 @@ struct PlacementViolation {
   Placement required;
   Layout assumed;        // layout of the operand to go on with under --force
   std::string sentence;  // the rule in words
-  std::string fix;       // the collective step that would repair it, or empty
+  std::string fix;       // kRepairStep, kRecut, a plan's entry, or empty: none is known
+  /// Of several repairs the one is assumed that leaves the fewest findings; 0 is the one above.
+  std::vector<PlacementRepair> others{};
+  std::size_t preferred = 0;
 };
+/// Fixes that the program's builder words: the step that takes the operand from how it is placed to how it should be,
+/// and another cut of the weight that the operand comes from.
+inline constexpr std::string_view kRepairStep = "step", kRecut = "recut";
 
 /// Result of a placement rule: the layouts of the outputs, or what is wrong (then `outputs` is empty).
 struct Placed {
@@ -93,7 +108,8 @@ class Registry {
   std::map<std::string, std::unique_ptr<const Op>, std::less<>> ops_;
 };
 
-/// embedding, linear, bias, rms_norm, layer_norm, rope, split, cache, attention, gate, unary, add, add_rms_norm.
+/// embedding, linear, bias, rms_norm, head_norm, layer_norm, rms_statistic, rms_apply, rope, split, cache, attention,
+/// gate, unary, add, add_rms_norm.
 Registry builtin_ops();
 
 }  // namespace shardcheck

@@ -73,6 +73,32 @@ Ranges locate(const Ranges& whole, const Ranges& inner) {
   return result;
 }
 
+Ranges intersection(const Ranges& a, const Ranges& b) {
+  Ranges result;
+  for (const Range& x : a) {
+    for (const Range& y : b) {
+      const std::int64_t begin = std::max(x.begin, y.begin), end = std::min(x.end, y.end);
+      if (begin < end) result.push_back({begin, end});
+    }
+  }
+  return result;
+}
+
+Ranges without(const Ranges& whole, const Range& taken) {
+  Ranges result;
+  for (const Range& range : whole) {
+    const Range before{range.begin, std::min(range.end, taken.begin)};
+    const Range after{std::max(range.begin, taken.end), range.end};
+    if (taken.size() <= 0) {
+      result.push_back(range);
+      continue;
+    }
+    if (before.size() > 0) result.push_back(before);
+    if (after.size() > 0) result.push_back(after);
+  }
+  return result;
+}
+
 Partition Partition::balanced(std::int64_t extent, int ranks, std::int64_t unit) {
   const std::int64_t units = extent / unit;
   std::vector<Ranges> per_rank(static_cast<std::size_t>(ranks));

@@ -26,6 +26,10 @@ Ranges compose(const Ranges& whole, const Ranges& inner);
 /// Indices that `whole` lacks are left out.
 Ranges locate(const Ranges& whole, const Ranges& inner);
 
+/// What both have, and what `whole` has besides `taken`; both sorted (normalized).
+Ranges intersection(const Ranges& a, const Ranges& b);
+Ranges without(const Ranges& whole, const Range& taken);
+
 /// Per rank of one axis, the ranges of a dimension of `extent` elements, in element indices.
 class Partition {
  public:

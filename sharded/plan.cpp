@@ -66,6 +66,11 @@ bool matches_expanded(const std::string& pattern, std::string_view path) {
 
 }  // namespace
 
+Dim activation_dim(PlanDim dim) {
+  if (dim == PlanDim::tokens) return Dim::tokens;
+  return dim == PlanDim::sequence ? Dim::sequences : Dim::features;
+}
+
 std::string to_string(const CollectiveStep& step) {
   const std::string group = step.axes.size() == 1 ? step.axes[0]
                                                   : fmt::format("[{}]", fmt::join(step.axes, ", "));

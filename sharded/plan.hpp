@@ -21,6 +21,8 @@ namespace shardcheck {
 
 /// The dimension words of a plan.
 enum class PlanDim { out, in, vocab, features, tokens, sequence, head, kv_head };
+/// The dimension of an activation that a word means: head, kv_head and vocab are units of its features.
+Dim activation_dim(PlanDim dim);
 /// The natural unit that a cut may not split. `chunk`: pieces of ceil(n/P) rows, as torch.chunk cuts.
 enum class CutUnit { row, head, kv_head, group, chunk };
 
@@ -31,6 +33,7 @@ struct WeightCut {
   CutUnit unit = CutUnit::row;
   /// Explicit ranges in units: axis size -> per rank. Empty: the balanced cut.
   std::map<int, std::vector<Ranges>> ranges;
+  bool operator==(const WeightCut&) const = default;
 };
 
 /// One step at an activation point.
@@ -46,19 +49,42 @@ struct CollectiveStep {
 };
 std::string to_string(const CollectiveStep& step);  // "all_reduce(sum, tp)"
 
-/// A rule as written: a pattern and what it asks for. `line` is for messages.
+/// Where a rule stands in the plan's file, for messages; 0: in none. Rules that say the same are equal wherever they stand.
+struct TextPlace {
+  int line = 0, column = 0;
+  bool operator==(const TextPlace&) const { return true; }
+};
+/// A rule as written: a pattern and what it asks for.
 struct WeightRule {
   std::string pattern;
   std::map<std::string, WeightCut> cuts;  // by axis
+  TextPlace place;
+  bool operator==(const WeightRule&) const = default;
 };
 struct CollectiveRule {
   std::string pattern;
   std::vector<CollectiveStep> steps;
+  TextPlace place;
+  bool operator==(const CollectiveRule&) const = default;
+};
+/// What an imported plan asks for and no rule here can say: kept by name, reported, never checked.
+struct UncheckedRule {
+  std::string pattern, style;
+  bool operator==(const UncheckedRule&) const = default;
+};
+/// Values ("layers.*.self_attn.attn") that another op of the Registry computes, in place of the built-in one.
+struct OpRule {
+  std::string pattern, op;
+  TextPlace place;
+  bool operator==(const OpRule&) const = default;
 };
 struct PlanSection {
   std::vector<WeightRule> weights;
   std::vector<CollectiveRule> collectives;
   std::map<Phase, std::vector<CollectiveRule>> phase;  // overrides of `collectives` in one phase
+  std::vector<OpRule> ops;
+  std::vector<UncheckedRule> unchecked;
+  bool operator==(const PlanSection&) const = default;
 };
 
 struct Plan {
@@ -78,6 +104,7 @@ struct ModulePlacement {
   struct AxisCut {
     int axis = 0;
     bool rows = true;  // rows (out, vocab, a norm's features) or columns (in)
+    CutUnit unit = CutUnit::row;
   };
   std::vector<AxisCut> cuts;  // only axes of more than one rank; outer first
   std::vector<Ranges> rows;   // by rank of the mesh, element indices; empty: all rows everywhere
@@ -92,6 +119,9 @@ struct ResolvedPlan {
   Mesh mesh;
   std::map<std::string, ModulePlacement, std::less<>> weights;  // by module path; every module has an entry
   std::map<Phase, std::map<std::string, std::vector<CollectiveStep>, std::less<>>> points;
+  /// By value: the op that computes it in place of the built-in one. Empty on one rank, where nothing is cut: the
+  /// unsharded program is always the built-in ops'.
+  std::map<std::string, std::string, std::less<>> ops;
 
   const ModulePlacement& placement(std::string_view module) const;
   /// Rows and columns of a module's weight that a rank holds.
@@ -100,6 +130,9 @@ struct ResolvedPlan {
   /// Steps at a point ("layers.0.mlp.down_proj.out") in a phase; empty if there are none.
   const std::vector<CollectiveStep>& steps(Phase phase, std::string_view point) const;
 };
+
+/// Which section serves a model type: its own, or llama's for newer members of that family. Throws InputError.
+const PlanSection& section_for(const Plan& plan, const std::string& model_type);
 
 /// Throws InputError: no section for the model type, a pattern that matches nothing or a module matched twice (with
 /// the nearest name), a group with more ranks than heads (with the largest size that works), ranges that leave a gap.

@@ -6,12 +6,12 @@
 #include <set>
 
 #include "model/error.hpp"
+#include "sharded/graph.hpp"
+#include "sharded/partition_rules.hpp"
 #include "sharded/plan.hpp"
 
 namespace shardcheck {
-namespace {
 
-/// Which section of `families` serves a model type: newer members of the llama family fall back to it.
 const PlanSection& section_for(const Plan& plan, const std::string& model_type) {
   const auto flat = plan.families.find("");
   if (flat != plan.families.end()) return flat->second;
@@ -29,6 +29,8 @@ const PlanSection& section_for(const Plan& plan, const std::string& model_type) 
                                model_type, fmt::join(names, ", ")));
 }
 
+namespace {
+
 class Resolver {
  public:
   Resolver(const Plan& plan, const Model& model, const Mesh& mesh)
@@ -45,10 +47,22 @@ class Resolver {
     for (const Module& module : model_.modules()) place(module, resolved);
     resolved.points[Phase::prefill] = match_points(section, Phase::prefill);
     resolved.points[Phase::decode] = match_points(section, Phase::decode);
+    resolved.ops = match_ops(section);
+    if (mesh_.ranks() == 1) resolved.ops.clear();
     return resolved;
   }
 
  private:
+  [[noreturn]] void fail(const TextPlace& place, const std::string& message) const {
+    throw InputError(place.line == 0 ? fmt::format("{}: {}", plan_.origin, message)
+                                     : fmt::format("{}:{}:{}: {}", plan_.origin, place.line, place.column,
+                                                   message));
+  }
+  TextPlace place_of(const Module& module) const {
+    const auto rule = rules_.find(module.path);
+    return rule == rules_.end() ? TextPlace{} : rule->second->place;
+  }
+
   void check_mesh() {
     std::vector<std::string> names;
     for (const Mesh::Axis& axis : mesh_.axes) names.push_back(axis.name);
@@ -69,14 +83,13 @@ class Resolver {
         any = true;
         const auto [entry, fresh] = rules_.emplace(path, &rule);
         if (!fresh) {
-          throw InputError(fmt::format("{}: {} is matched twice, by \"{}\" and \"{}\"; keep one",
-                                       plan_.origin, path, entry->second->pattern, rule.pattern));
+          fail(rule.place, fmt::format("{} is matched twice, by \"{}\" and \"{}\"; keep one", path,
+                                       entry->second->pattern, rule.pattern));
         }
       }
       if (!any) {
-        throw InputError(fmt::format("{}: \"{}\" matches no module of {}; did you mean \"{}\"?",
-                                     plan_.origin, rule.pattern, config_.name,
-                                     nearest_name(rule.pattern, paths)));
+        fail(rule.place, fmt::format("\"{}\" matches no module of {}; did you mean \"{}\"?", rule.pattern,
+                                     config_.name, nearest_name(rule.pattern, paths)));
       }
     }
   }
@@ -86,7 +99,8 @@ class Resolver {
     std::vector<std::string> valid;
     for (const Module& module : model_.modules()) {
       valid.push_back(module.path + ".out");
-      valid.push_back(module.path + ".in");
+      // Token ids are whole on every rank, and nothing is sent of them.
+      if (module.kind != ModuleKind::embedding) valid.push_back(module.path + ".in");
       if (module.kind == ModuleKind::norm) valid.push_back(module.path + ".stat");
     }
     std::map<std::string, std::vector<CollectiveStep>, std::less<>> points;
@@ -99,17 +113,16 @@ class Resolver {
           any = true;
           const auto [entry, fresh] = owner.emplace(point, rule.pattern);
           if (!fresh) {
-            throw InputError(
-                fmt::format("{}: the point {} is matched twice, by \"{}\" and \"{}\"; keep one",
-                            plan_.origin, point, entry->second, rule.pattern));
+            fail(rule.place, fmt::format("the point {} is matched twice, by \"{}\" and \"{}\"; keep one",
+                                         point, entry->second, rule.pattern));
           }
           points[point] = rule.steps;
-          for (const CollectiveStep& step : rule.steps) check_root(point, step);
+          for (const CollectiveStep& step : rule.steps) check_root(point, step, rule.place);
         }
         if (!any) {
-          throw InputError(fmt::format("{}: \"{}\"{} matches no point of {}; did you mean \"{}\"?",
-                                       plan_.origin, rule.pattern, overriding ? " (in phase)" : "",
-                                       config_.name, nearest_name(rule.pattern, valid)));
+          fail(rule.place, fmt::format("\"{}\"{} matches no point of {}; did you mean \"{}\"?", rule.pattern,
+                                       overriding ? " (in phase)" : "", config_.name,
+                                       nearest_name(rule.pattern, valid)));
         }
       }
     };
@@ -119,15 +132,41 @@ class Resolver {
     return points;
   }
 
-  void check_root(const std::string& point, const CollectiveStep& step) {
+  /// Checked on one rank too: whether a plan is well formed must not depend on the TP size.
+  std::map<std::string, std::string, std::less<>> match_ops(const PlanSection& section) {
+    std::map<std::string, std::string, std::less<>> ops;
+    if (section.ops.empty()) return ops;
+    std::vector<std::string> values;
+    for (const Node& node : build_graph(config_).nodes) values.push_back(node.outputs[0]);
+    for (const OpRule& rule : section.ops) {
+      bool any = false;
+      for (const std::string& value : values) {
+        if (!matches(rule.pattern, value)) continue;
+        any = true;
+        const auto [entry, fresh] = ops.emplace(value, rule.op);
+        if (!fresh) {
+          throw InputError(fmt::format("{}: two of \"ops\" match {}, {} and {}; keep one", plan_.origin,
+                                       value, entry->second, rule.op));
+        }
+      }
+      if (!any) {
+        throw InputError(fmt::format("{}: \"{}\" in \"ops\" matches no value of {}; did you mean \"{}\"?",
+                                     plan_.origin, rule.pattern, config_.name,
+                                     nearest_name(rule.pattern, values)));
+      }
+    }
+    return ops;
+  }
+
+  void check_root(const std::string& point, const CollectiveStep& step, const TextPlace& place) const {
     if (step.kind != CollectiveStep::Kind::broadcast) return;
     int size = 1;
     for (const std::string& axis : step.axes) {
       size *= mesh_.axes[static_cast<std::size_t>(mesh_.axis_index(axis))].size;
     }
     if (size > 1 && step.root >= size) {
-      throw InputError(fmt::format("{}: {} at {} has root {}, but the group has ranks 0 to {}",
-                                   plan_.origin, to_string(step), point, step.root, size - 1));
+      fail(place, fmt::format("{} at {} has root {}, but the group has ranks 0 to {}", to_string(step),
+                              point, step.root, size - 1));
     }
   }
 
@@ -167,15 +206,19 @@ class Resolver {
                                                                            : "out and in")
                                  : module.kind == ModuleKind::embedding ? "vocab and features"
                                                                         : "features";
-    throw InputError(
-        fmt::format("{}: {} can't be cut that way: a weight of this kind has the dimensions {}",
-                    plan_.origin, module.path, has));
+    fail(place_of(module), fmt::format("{} can't be cut that way: a weight of this kind has the dimensions {}",
+                                       module.path, has));
+  }
+
+  /// Whose rows are the kv heads.
+  static bool keys_or_values(const Module& module) {
+    return module.role == ModuleRole::k || module.role == ModuleRole::v || module.role == ModuleRole::k_norm;
   }
 
   /// Elements of one unit of the cut dimension.
   std::int64_t unit_size(const Module& module, const WeightCut& cut, bool rows) {
     const auto refuse = [&](std::string_view why) -> std::int64_t {
-      throw InputError(fmt::format("{}: {}: {}", plan_.origin, module.path, why));
+      fail(place_of(module), fmt::format("{}: {}", module.path, why));
     };
     switch (cut.unit) {
       case CutUnit::row:
@@ -185,16 +228,28 @@ class Resolver {
         if ((module.role == ModuleRole::q || module.role == ModuleRole::qkv) && rows)
           return config_.head_dim;
         if (module.role == ModuleRole::o && !rows) return config_.head_dim;
-        if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows) {
+        if (module.role == ModuleRole::q_norm || module.role == ModuleRole::k_norm) {
+          if (module.out == config_.head_dim && config_.num_heads > 1) return 1;  // check_partitions refuses it
+          if (module.role == ModuleRole::q_norm) return config_.head_dim;
+        }
+        if (keys_or_values(module) && rows) {
           if (config_.num_kv_heads == config_.num_heads) return config_.head_dim;
           return refuse(fmt::format("has {} kv heads, not {} heads; cut it by kv_head",
                                     config_.num_kv_heads, config_.num_heads));
         }
-        return refuse("`by head` fits the rows of q, k, v or a fused qkv and the columns of o");
+        return refuse(
+            "`by head` fits the rows of q, k, v or a fused qkv, the columns of o and norms of q or k");
       case CutUnit::kv_head:
-        if ((module.role == ModuleRole::k || module.role == ModuleRole::v) && rows)
+        if (keys_or_values(module) && rows) {
+          if (module.role == ModuleRole::k_norm && module.out != config_.kv_size()) return 1;  // likewise
           return config_.head_dim;
-        return refuse("`by kv_head` fits the rows of k and v (a fused qkv is cut by head)");
+        }
+        // A kv head and the q heads that it serves.
+        if ((module.role == ModuleRole::q && rows) || (module.role == ModuleRole::o && !rows))
+          return config_.head_dim * (config_.num_heads / config_.num_kv_heads);
+        return refuse(
+            "`by kv_head` fits the rows of q, k and v, the columns of o and a norm of k (a fused qkv is cut by "
+            "head)");
       case CutUnit::group: {
         const std::int64_t group = info(model_.dtype(module.weight())).block_elements;
         if (group <= 1)
@@ -217,9 +272,8 @@ class Resolver {
     if (size == 1 && cut.ranges.find(1) == cut.ranges.end()) return;
 
     std::vector<Ranges>& owned = rows ? placement.rows : placement.cols;
-    const bool first = owned.empty();
-    if (first) owned.assign(static_cast<std::size_t>(mesh_.ranks()), Ranges{{0, extent}});
-    const bool follows_q = cut.unit == CutUnit::kv_head && cut.ranges.empty();
+    if (owned.empty()) owned.assign(static_cast<std::size_t>(mesh_.ranks()), Ranges{{0, extent}});
+    const bool follows_q = cut.unit == CutUnit::kv_head && cut.ranges.empty() && keys_or_values(module);
     for (int rank = 0; rank < mesh_.ranks(); ++rank) {
       Ranges& mine = owned[static_cast<std::size_t>(rank)];
       const int at = mesh_.coordinates(rank)[static_cast<std::size_t>(axis)];
@@ -228,64 +282,54 @@ class Resolver {
       } else if (rows && cuts_sections(module, cut)) {
         mine = section_rows(module, mine, cut, size, at);
       } else if (!cut.ranges.empty()) {
-        mine = compose(mine, explicit_partition(module, cut, size, unit, total(mine)).of(at));
+        mine = explicit_part(module, cut, size, unit, mine, at);
       } else if (cut.unit == CutUnit::chunk) {
         mine = compose(mine, Partition::chunked(total(mine), size).of(at));
       } else {
         if (total(mine) % unit != 0) {
-          throw InputError(fmt::format("{}: {}: {} elements are no multiple of the unit {}",
-                                       plan_.origin, module.path, total(mine), unit));
+          fail(place_of(module), fmt::format("{}: {} elements are no multiple of the unit {}", module.path,
+                                             total(mine), unit));
         }
         mine = compose(mine, Partition::balanced(total(mine), size, unit).of(at));
       }
     }
-    const bool may_overlap = cut.unit == CutUnit::kv_head;
-    placement.may_overlap = placement.may_overlap || may_overlap;
-    if (size > 1) placement.cuts.push_back({axis, rows});
-    const Partition whole(extent, owned_along(owned, axis));
-    const std::string defect = first ? whole.defect(may_overlap) : std::string();
-    if (!defect.empty()) {
-      throw InputError(fmt::format("{}: {}: {} (of {} {})", plan_.origin, module.path, defect,
-                                   extent, rows ? "rows" : "columns"));
-    }
+    // By heads a fused q | k | v holds the kv heads that each rank's q heads need, and several may need one.
+    const bool kv_of_heads = rows && cut.unit == CutUnit::head && !module.sections.empty() &&
+                             config_.num_kv_heads < config_.num_heads;
+    placement.may_overlap = placement.may_overlap ||
+                            (cut.unit == CutUnit::kv_head && keys_or_values(module)) || kv_of_heads;
+    if (size > 1) placement.cuts.push_back({axis, rows, cut.unit});
   }
 
-  /// The ranges of the ranks along one axis, other coordinates 0.
-  std::vector<Ranges> owned_along(const std::vector<Ranges>& owned, int axis) {
-    std::vector<Ranges> result;
-    for (const int rank : mesh_.group(0, {axis}))
-      result.push_back(owned[static_cast<std::size_t>(rank)]);
-    return result;
-  }
-
-  Partition explicit_partition(const Module& module, const WeightCut& cut, int size,
-                               std::int64_t unit, std::int64_t extent) {
+  /// The part of `mine` that explicit ranges, in units, give to the rank at place `at`. Ranges that overlap, leave a gap
+  /// or reach beyond the dimension are kept as they are (sharded/partition_rules.hpp reports them), those beyond it cut
+  /// off one unit behind its end, so that no number overflows.
+  Ranges explicit_part(const Module& module, const WeightCut& cut, int size, std::int64_t unit,
+                       const Ranges& mine, int at) {
     const auto found = cut.ranges.find(size);
     if (found == cut.ranges.end()) {
       std::vector<int> sizes;
       for (const auto& [ranks, ranges] : cut.ranges) sizes.push_back(ranks);
-      throw InputError(fmt::format("{}: {} lists ranges for {} ranks only, not for {}",
-                                   plan_.origin, module.path, fmt::join(sizes, ", "), size));
+      fail(place_of(module), fmt::format("{} lists ranges for {} ranks only, not for {}", module.path,
+                                         fmt::join(sizes, ", "), size));
     }
-    std::vector<Ranges> elements = found->second;
-    for (Ranges& ranges : elements) {
-      for (Range& range : ranges) {
-        // Refused before it is scaled: a huge number must not overflow.
-        if (range.begin < 0 || range.end > extent / unit || range.begin > range.end) {
-          throw InputError(
-              fmt::format("{}: {}: the range [{}, {}) lies outside the {} units there are",
-                          plan_.origin, module.path, range.begin, range.end, extent / unit));
-        }
-        range = {range.begin * unit, range.end * unit};
+    const std::int64_t extent = total(mine), last = extent / unit + 1;
+    Ranges elements;
+    for (const Range& range : found->second[static_cast<std::size_t>(at)]) {
+      const Range scaled{std::clamp<std::int64_t>(range.begin, 0, last - 1) * unit,
+                         std::clamp<std::int64_t>(range.end, 0, last) * unit};
+      if (!elements.empty() && elements.back().end == scaled.begin) {
+        elements.back().end = scaled.end;
+      } else {
+        elements.push_back(scaled);
       }
     }
-    Partition partition(extent, std::move(elements));
-    const std::string defect = partition.defect(cut.unit == CutUnit::kv_head);
-    if (!defect.empty()) {
-      throw InputError(
-          fmt::format("{}: {}: {} (elements; unit {})", plan_.origin, module.path, defect, unit));
+    Ranges part = compose(mine, elements);
+    for (const Range& range : elements) {
+      const std::int64_t end = mine.empty() ? 0 : mine.back().end;
+      if (range.end > extent) part.push_back({end, end + range.end - std::max(extent, range.begin)});
     }
-    return partition;
+    return part;
   }
 
   void check_heads(const Module& module, int axis, int size, bool rows,
@@ -295,29 +339,12 @@ class Resolver {
       if (outer.rows == rows) heads /= mesh_.axes[static_cast<std::size_t>(outer.axis)].size;
     }
     if (size > heads) {
-      throw InputError(
-          fmt::format("{}: {} is cut by head, and {} {} leave ranks without a head on {}={}; the "
-                      "largest size that works is {} "
-                      "(explicit ranges may leave a rank without heads)",
-                      plan_.origin, module.path, heads, heads == 1 ? "head" : "heads",
-                      mesh_.axes[static_cast<std::size_t>(axis)].name, size, heads));
+      fail(place_of(module),
+           fmt::format("{} is cut by head, and {} {} leave ranks without a head on {}={}; the largest size "
+                       "that works is {} (explicit ranges may leave a rank without heads)",
+                       module.path, heads, heads == 1 ? "head" : "heads",
+                       mesh_.axes[static_cast<std::size_t>(axis)].name, size, heads));
     }
-  }
-
-  /// Rows of the kv heads that serve these q rows.
-  Ranges kv_heads_for(const Ranges& q_rows) {
-    const std::int64_t group = config_.num_heads / config_.num_kv_heads;
-    std::set<std::int64_t> needed;
-    for (const Range& range : q_rows) {
-      for (std::int64_t row = range.begin; row < range.end; row += 1) {
-        needed.insert(row / config_.head_dim / group);
-        row = (row / config_.head_dim + 1) * config_.head_dim - 1;  // on to the next head
-      }
-    }
-    Ranges rows;
-    for (const std::int64_t head : needed)
-      rows.push_back({head * config_.head_dim, (head + 1) * config_.head_dim});
-    return normalized(std::move(rows));
   }
 
   Ranges kv_rows(const Module& module, int rank, int axis, const ModulePlacement& cut_so_far,
@@ -340,10 +367,10 @@ class Resolver {
         const Ranges& theirs = placement.rows[static_cast<std::size_t>(peer)];
         q_rows.insert(q_rows.end(), theirs.begin(), theirs.end());
       }
-      return kv_heads_for(q_rows);
+      return kv_rows_for(config_, q_rows);
     }
-    throw InputError(fmt::format("{}: {} is cut by kv_head, but its block has no q to follow",
-                                 plan_.origin, module.path));
+    fail(place_of(module),
+         fmt::format("{} is cut by kv_head, but its block has no q to follow", module.path));
   }
 
   /// Whether a fused tensor is cut section by section: by rows or heads. Chunks and explicit rows are of the whole.
@@ -365,11 +392,11 @@ class Resolver {
       const std::int64_t unit = cut.unit == CutUnit::row ? 1 : config_.head_dim;
       Ranges part;
       if (cut.unit == CutUnit::head && section.role != ModuleRole::q) {
-        part = kv_heads_for(q_rows);
+        part = kv_rows_for(config_, q_rows);
       } else if (cut.ranges.empty()) {
         part = compose(local, Partition::balanced(total(local), size, unit).of(at));
       } else {
-        part = compose(local, explicit_partition(module, cut, size, unit, total(local)).of(at));
+        part = explicit_part(module, cut, size, unit, local, at);
       }
       if (section.role == ModuleRole::q) q_rows = part;
       for (const Range& range : part)

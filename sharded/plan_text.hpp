@@ -5,17 +5,29 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace shardcheck {
 
 class PlanText {
  public:
+  /// Bytes [begin, end) of a key or value: of a string what stands between its quotes, of an object or list its bracket.
+  struct Token {
+    bool key = false;
+    std::size_t begin = 0, end = 0;
+  };
+  struct Place {
+    int line = 1, column = 1;
+  };
+
   /// `text` and `origin` (the path named in messages) must outlive this.
   PlanText(std::string_view text, const std::string& origin) : text_(text), origin_(origin) {}
 
-  /// Throws InputError with the line and column where `token` stands: as a whole string if there is one, else inside
-  /// one; comments don't count. With no place if the text doesn't have it or `token` is empty.
-  [[noreturn]] void fail(const std::string& token, const std::string& message) const;
+  /// Every key and value in the order of the text; comments don't count. Of text that is no JSON, what can be told.
+  std::vector<Token> tokens() const;
+  /// Where `word` stands within a token; where the token begins if it doesn't.
+  std::size_t find(const Token& token, std::string_view word) const;
+  Place place(std::size_t offset) const;
   /// Throws InputError with the line and column of this byte.
   [[noreturn]] void fail_at(std::size_t offset, const std::string& message) const;
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,19 @@ namespace shardcheck {
 class Registry;
 class Op;
 
-/// Which of a run's dtypes a value is stored in.
-enum class ValueDType { storage, wire };
+/// Which of a run's dtypes a value is stored in. `accumulate`: a norm's statistic, whatever storage and wire are.
+enum class ValueDType { storage, wire, accumulate };
+inline DType dtype_of(ValueDType kind, DType storage, DType wire) {
+  switch (kind) {
+    case ValueDType::storage:
+      return storage;
+    case ValueDType::wire:
+      return wire;
+    case ValueDType::accumulate:
+      return accumulate_dtype(storage);
+  }
+  return storage;
+}
 /// What the rows of a value are: the step's tokens, or the positions that attention read from the cache.
 enum class ValueRows { tokens, cache };
 
@@ -30,6 +42,9 @@ struct Value {
   ValueRows rows = ValueRows::tokens;
   std::int64_t window = 0;  // of a cache value: how far back its rows reach; 0: to the start
 };
+
+/// Rows of a value that a rank holds in the last of `steps`, which are all steps so far.
+Ranges held_rows(const Value& value, const Mesh& mesh, int rank, std::span<const Step* const> steps);
 
 /// One op or collective of the program.
 struct Instruction {

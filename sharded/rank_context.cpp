@@ -89,7 +89,7 @@ SequenceCache& RankContext::cache(const std::string& attention, std::int64_t seq
 }
 
 void RankContext::begin_step(const Step& step) {
-  step_ = &step;
+  steps_.push_back(&step);
   position_values_ = step.positions();
   ids_ = device_.allocate(*stream_, DType::i64, 1, step.tokens());
   positions_ = device_.allocate(*stream_, DType::i64, 1, step.tokens());
@@ -97,53 +97,45 @@ void RankContext::begin_step(const Step& step) {
     device_.upload(*stream_, row_of_ids(step.ids), ids_);
     device_.upload(*stream_, row_of_ids(position_values_), positions_);
   }
-  cos_ = sin_ = {};
+  rope_tables_.clear();
 }
 
-std::pair<Tensor, Tensor> RankContext::rope_table() {
-  if (!cos_) {
-    const Config& config = program_.config;
-    const DType dtype = accumulate_dtype(settings_.storage);
-    const auto rows = static_cast<std::int64_t>(position_values_.size());
-    const std::int64_t cols = config.head_dim / 2;
-    cos_ = device_.allocate(*stream_, dtype, rows, cols);
-    sin_ = device_.allocate(*stream_, dtype, rows, cols);
-    if (device_.has_values()) {
-      const std::vector<double> frequency = rope_angles_per_position(config);
-      std::vector<double> cos, sin;
-      for (const std::int64_t position : position_values_) {
-        for (const double f : frequency) {
-          cos.push_back(std::cos(static_cast<double>(position) * f));
-          sin.push_back(std::sin(static_cast<double>(position) * f));
-        }
-      }
-      device_.upload(*stream_, round_to(dtype, {rows, cols}, cos), cos_);
-      device_.upload(*stream_, round_to(dtype, {rows, cols}, sin), sin_);
-    }
+std::pair<Tensor, Tensor> RankContext::rope_table(const Ranges& rows) {
+  for (const auto& [known, table] : rope_tables_) {
+    if (known == rows) return table;
   }
-  return {cos_, sin_};
+  const Config& config = program_.config;
+  const DType dtype = accumulate_dtype(settings_.storage);
+  const std::int64_t count = total(rows), cols = config.head_dim / 2;
+  const Tensor cos_table = device_.allocate(*stream_, dtype, count, cols);
+  const Tensor sin_table = device_.allocate(*stream_, dtype, count, cols);
+  if (device_.has_values()) {
+    const std::vector<double> frequency = rope_angles_per_position(config);
+    std::vector<double> angles;
+    for (const Range& range : rows) {
+      for (std::int64_t row = range.begin; row < range.end; ++row) {
+        const auto position = static_cast<double>(position_values_[static_cast<std::size_t>(row)]);
+        for (const double f : frequency) angles.push_back(position * f);
+      }
+    }
+    device_.upload(*stream_, device_.cosines(dtype, {count, cols}, angles), cos_table);
+    device_.upload(*stream_, device_.sines(dtype, {count, cols}, angles), sin_table);
+  }
+  return rope_tables_.emplace_back(rows, std::pair{cos_table, sin_table}).second;
+}
+
+Ranges RankContext::rows_of(int value) const {
+  return held_rows(program_.value(value), program_.mesh, rank_, steps_);
 }
 
 Extent RankContext::extent(int value) const {
   const Value& v = program_.value(value);
-  std::int64_t rows = total(v.layout.token_ranges(program_.mesh, rank_, step_->tokens()));
-  if (v.rows == ValueRows::cache) {
-    rows = 0;
-    for (const StepSequence& sequence : step_->sequences)
-      rows += visible_keys(sequence, v.window).size();
-  }
-  return {rows, v.layout.local_features(rank_), dtype(v)};
+  return {total(rows_of(value)), v.layout.local_features(rank_), dtype(v)};
 }
 
 Tensor RankContext::allocate(int value) {
   const Extent local = extent(value);
   return device_.allocate(*stream_, local.dtype, local.rows, local.cols);
-}
-
-Range visible_keys(const StepSequence& sequence, std::int64_t window) {
-  if (sequence.count == 0) return {sequence.first, sequence.first};
-  const std::int64_t oldest = window > 0 ? std::max<std::int64_t>(0, sequence.first - window + 1) : 0;
-  return {oldest, sequence.first + sequence.count};
 }
 
 }  // namespace shardcheck

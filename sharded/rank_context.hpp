@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,10 +27,10 @@ struct RunSettings {
   ReduceSpec reduction;
 };
 
-/// Keys and values that attention has seen, per sequence. Grows with every step.                k, v [length, kv_r * d]
+/// Keys and values that attention has seen, per sequence: each in the row of its position. Rows of positions that the
+/// rank doesn't keep (other ranks' tokens) stay poisoned.                                     k, v [capacity, kv_r * d]
 struct SequenceCache {
-  Tensor k, v;  // capacity rows
-  std::int64_t length = 0;
+  Tensor k, v;
 };
 
 class RankContext {
@@ -48,25 +49,33 @@ class RankContext {
   const Tensor& weight(const std::string& tensor);
   /// Replaces a shard: a planted fault copies and changes it.
   void set_weight(const std::string& tensor, Tensor shard) { weights_[tensor] = std::move(shard); }
+  /// Where shards come from: a planted fault takes other ranges of it.
+  WeightStore& store() { return store_; }
   /// The group over these mesh axes.
   Communicator& communicator(const std::vector<int>& axes);
   /// Cache of one attention block for one sequence; made on first use with room for the whole run.
   SequenceCache& cache(const std::string& attention, std::int64_t sequence, std::int64_t kv_features);
 
-  /// Sets the step that the next instructions belong to and uploads its ids and positions.
+  /// Sets the step that the next instructions belong to and uploads its ids and positions. Steps are kept by address:
+  /// what a rank has in its cache follows from all of them.
   void begin_step(const Step& step);
-  const Step& step() const { return *step_; }
+  /// A step that ran before, elsewhere.
+  void remember(const Step& step) { steps_.push_back(&step); }
+  const Step& step() const { return *steps_.back(); }
+  std::span<const Step* const> steps() const { return steps_; }  // so far, with this one
   const Tensor& ids() const { return ids_; }                 // [1, M] i64
   const Tensor& position_ids() const { return positions_; }  // [1, M] i64
   const std::vector<std::int64_t>& positions() const { return position_values_; }
-  /// cos and sin of every row's angles, in the accumulate dtype; made once per step.           [M, head_dim / 2] each
-  std::pair<Tensor, Tensor> rope_table();
+  /// cos and sin of the angles of these rows of the step, in the accumulate dtype; made once per step.
+  ///                                                                                       [rows, head_dim / 2] each
+  std::pair<Tensor, Tensor> rope_table(const Ranges& rows);
 
-  /// Local extents of a value in this step, and a fresh buffer of them.
+  /// Rows that this rank holds of a value in this step, its local extents, and a fresh buffer of them.
+  Ranges rows_of(int value) const;
   Extent extent(int value) const;
   Tensor allocate(int value);
   DType dtype(const Value& value) const {
-    return value.dtype == ValueDType::wire ? settings_.wire : settings_.storage;
+    return dtype_of(value.dtype, settings_.storage, settings_.wire);
   }
 
  private:
@@ -82,13 +91,10 @@ class RankContext {
   std::map<std::string, Tensor, std::less<>> weights_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> communicators_;
   std::map<std::pair<std::string, std::int64_t>, SequenceCache> caches_;
-  const Step* step_ = nullptr;
-  Tensor ids_, positions_, cos_, sin_;
+  std::vector<const Step*> steps_;
+  Tensor ids_, positions_;
+  std::vector<std::pair<Ranges, std::pair<Tensor, Tensor>>> rope_tables_;  // of this step, by rows
   std::vector<std::int64_t> position_values_;
 };
-
-/// Rows that attention reads from the cache for one sequence of a step: positions [begin, end) that some query of the
-/// step may see. window 0: all.
-Range visible_keys(const StepSequence& sequence, std::int64_t window);
 
 }  // namespace shardcheck

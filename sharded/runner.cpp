@@ -260,6 +260,7 @@ RunResult run_program(const Program& program, World& world, std::span<Device* co
     Device& device = *devices[devices.size() == 1 ? 0 : r];
     const Turn turn(device);
     RankContext context(program, rank, device, world, weights, settings, capacity);
+    for (const Step& step : options.earlier) context.remember(step);
     if (options.interposer != nullptr) options.interposer->prepare(context);
     if (options.inspect) options.inspect(context);
     RankRun run(context, own, mismatches[r]);

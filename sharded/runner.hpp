@@ -69,6 +69,7 @@ struct RunOptions {
   TapSink* taps = nullptr;
   Interposer* interposer = nullptr;
   bool check_wiring = false;
+  std::span<const Step> earlier{};  // not run: what is in the cache, for a trace of shapes alone
   /// Called by each rank after its weights are bound and checked for in the run: gate G0 compares the shards.
   std::function<void(RankContext&)> inspect;
   /// Called from rank 0 with the fraction of steps done.

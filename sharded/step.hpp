@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sharded/partition.hpp"
+
 namespace shardcheck {
 
 enum class Phase { prefill, decode };
@@ -16,6 +18,9 @@ struct StepSequence {
   std::int64_t sequence = 0, first = 0, count = 0;
   bool operator==(const StepSequence&) const = default;
 };
+
+/// Positions [begin, end) that some query of this part may see: what attention reads from the cache. window 0: all.
+Range visible_keys(const StepSequence& part, std::int64_t window);
 
 /// One forward pass. Rows of every activation are the sequences' tokens in this order.
 struct Step {

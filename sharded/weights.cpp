@@ -30,7 +30,10 @@ HostTensor slice(const HostTensor& whole, const Ranges& rows, const Ranges& cols
 
 }  // namespace
 
-WeightStore::WeightStore(const Model& model, DType storage) : model_(model), storage_(storage) {
+WeightStore::WeightStore(const Model& model, DType storage) : WeightStore(model, storage, nullptr) {}
+
+WeightStore::WeightStore(const Model& model, DType storage, Values values)
+    : model_(model), storage_(storage), values_(std::move(values)) {
   for (const Module& module : model.modules()) {
     slots_[model.storage_name(module.weight())] = std::make_unique<Slot>();
     if (module.has_bias) slots_[model.storage_name(module.bias())] = std::make_unique<Slot>();
@@ -46,6 +49,11 @@ HostTensor WeightStore::whole(const std::string& tensor) {
     const bool vector = module.kind == ModuleKind::norm || tensor != module.weight();
     HostTensor whole(storage_, vector ? std::vector<std::int64_t>{1, extents.rows}
                                       : std::vector<std::int64_t>{extents.rows, extents.cols});
+    if (values_) {
+      values_(model_.storage_name(tensor), whole);
+      slot.tensor = std::move(whole);
+      return;
+    }
     const std::int64_t step = std::max<std::int64_t>(
         1, kElementsAtOnce / std::max<std::int64_t>(1, extents.cols));
     std::vector<double> block;

@@ -18,6 +18,10 @@ class WeightStore {
  public:
   /// Weights are read on first use and rounded once (RNE) from the checkpoint's values. Thread safe.
   WeightStore(const Model& model, DType storage);
+  /// Fills `whole`, zeros of a weight's shape, with the values of the tensor of this storage name.
+  using Values = std::function<void(const std::string& tensor, HostTensor& whole)>;
+  /// Weights whose values don't come from the checkpoint.
+  WeightStore(const Model& model, DType storage, Values values);
   /// Shapes alone (meta): whole() must not be called.
   const Model& model() const { return model_; }
   DType storage() const { return storage_; }
@@ -39,6 +43,7 @@ class WeightStore {
   };
   const Model& model_;
   DType storage_;
+  Values values_;  // null: the checkpoint's
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<Slot>> slots_;
 };

@@ -96,7 +96,7 @@ std::string ModelArguments::name() const {
 Model ModelArguments::load(bool shapes_only) const {
   ModelOptions options;
   options.random_seed = random;
-  options.shapes_only = shapes_only;
+  options.shapes_only = options.tensor_types = shapes_only;
   options.config.ignored_keys = ignored_keys;
   options.config.num_layers = layers;
   return load_model(name(), options);

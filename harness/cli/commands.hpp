@@ -15,6 +15,9 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_compare(CLI::App& app, int& exit_code);
 void add_cost(CLI::App& app, int& exit_code);
 void add_lint(CLI::App& app, int& exit_code);
+void add_prove(CLI::App& app, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
+void add_faults(CLI::App& app, int& exit_code);
 void add_info(CLI::App& app, int& exit_code);
 
 }  // namespace shardcheck::cli

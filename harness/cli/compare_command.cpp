@@ -38,7 +38,7 @@ int run(const CompareArguments& a) {
   const VerifyParts parts = builtin_parts();
   const Candidate candidate = read_candidate(model, parts.ops, a.candidate, {a.allow_unknown});
   const CandidateReport report = compare_candidate(model, candidate, parts);
-  fmt::print("{}", candidate_table(report, candidate.run.mesh));
+  fmt::print("{}", candidate_table(report));
   write_file(a.json, candidate_json(report));
   return report.passed() ? 0 : 1;
 }

@@ -37,6 +37,9 @@ int main(int argc, char** argv) {
   shardcheck::cli::add_compare(app, exit_code);
   shardcheck::cli::add_cost(app, exit_code);
   shardcheck::cli::add_lint(app, exit_code);
+  shardcheck::cli::add_prove(app, exit_code);
+  shardcheck::cli::add_plan(app, exit_code);
+  shardcheck::cli::add_faults(app, exit_code);
   shardcheck::cli::add_info(app, exit_code);
   const auto complain = [](const std::string& message) {
     // Under mpirun all processes have the same to say. The first one says it, and its exit ends the job; another speaks

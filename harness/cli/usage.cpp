@@ -30,21 +30,27 @@ std::vector<std::string> option_names(const CLI::App& command) {
 }  // namespace
 
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  // The innermost command that was chosen: `shardcheck`, `shardcheck verify`, `shardcheck plan import`.
+  const CLI::App* command = &app;
+  std::string words = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    words += " " + command->get_name();
+  }
   const std::vector<std::string> unknown = app.remaining(true);
-  if (chosen.empty()) {
-    const std::vector<std::string> names = command_names(app);
+  const std::vector<std::string> names = command_names(*command);
+  if (!names.empty()) {
     if (unknown.empty() || unknown[0][0] == '-') {
-      return fmt::format("{}: name a command, {}; shardcheck --help says what they do",
-                         unknown.empty() ? "nothing to do" : unknown[0], fmt::join(names, ", "));
+      return fmt::format("{}: name a command, {}; {} --help says what they do",
+                         unknown.empty() ? "nothing to do" : unknown[0], fmt::join(names, ", "), words);
     }
     return fmt::format("unknown command \"{}\"; did you mean \"{}\"? The commands are {}",
                        unknown[0], nearest_name(unknown[0], names), fmt::join(names, ", "));
   }
-  const std::string help = fmt::format("shardcheck {} --help", chosen[0]->get_name());
+  const std::string help = words + " --help";
   if (!unknown.empty() && unknown[0][0] == '-') {
     return fmt::format("unknown option \"{}\"; did you mean \"{}\"? ({})", unknown[0],
-                       nearest_name(unknown[0], option_names(*chosen[0])), help);
+                       nearest_name(unknown[0], option_names(*command)), help);
   }
   if (!unknown.empty())
     return fmt::format("\"{}\" was not expected here; see {}", unknown[0], help);

@@ -16,7 +16,8 @@ struct VerifyArguments {
   ModelArguments model;
   PlanArguments plan;
   std::vector<std::string> dtypes{"f64,f32,bf16,fp16"}, phases{"prefill,decode"}, lengths, ids_for;
-  std::int64_t tokens = 16, batch = 1, steps = 8, chunk = 0;
+  std::int64_t tokens = 16, steps = 8, chunk = 0;
+  std::optional<std::int64_t> batch;
   std::uint64_t seed = 1;
   std::string ids, wire, order = "ring", hop = "wire", device = "cpu", dump, json;
   bool force = false, fuse = false;
@@ -30,7 +31,7 @@ std::string repro(const VerifyArguments& a) {
     text += fmt::format(" --lengths {}", fmt::join(split(a.lengths), ","));
   } else {
     text += fmt::format(" --tokens {}", a.tokens);
-    if (a.batch != 1) text += fmt::format(" --batch {}", a.batch);
+    if (a.batch) text += fmt::format(" --batch {}", *a.batch);
   }
   if (a.steps != 8) text += fmt::format(" --steps {}", a.steps);
   if (a.chunk != 0) text += fmt::format(" --chunk {}", a.chunk);
@@ -58,7 +59,8 @@ ReduceSpec reduction(const VerifyArguments& a) {
 int run(const VerifyArguments& a) {
   check_writable(a.json);
   constexpr std::int64_t kMost = 1000000;  // longer runs end by the clock, not by a message
-  if (a.tokens < 1 || a.batch < 1 || a.tokens > kMost || a.batch > kMost) {
+  const std::int64_t batch = a.batch.value_or(1);
+  if (a.tokens < 1 || batch < 1 || a.tokens > kMost || batch > kMost) {
     throw InputError(fmt::format("--tokens and --batch must lie in 1 to {}", kMost));
   }
   if (a.steps < 0 || a.chunk < 0) throw InputError("--steps and --chunk must be at least 0");
@@ -112,8 +114,11 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->type_name("LIST")
       ->default_str(a->phases.front());
   command->add_option("--tokens", a->tokens, "T, the tokens of the longest sequence")->capture_default_str();
-  command->add_option("--batch", a->batch, "how many sequences: of T, T-1, ... tokens")
-      ->capture_default_str();
+  command
+      ->add_option("--batch", a->batch,
+                   "how many sequences: of T, T-1, ... tokens (default: 1; where the plan cuts sequences, one more "
+                   "than ranks share them)")
+      ->type_name("INT");
   command
       ->add_option("--lengths", a->lengths,
                    "tokens of each sequence, such as 5,1,17, in place of --tokens and --batch")

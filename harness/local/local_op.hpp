@@ -33,7 +33,7 @@ struct LocalCall {
   std::vector<const Step*> steps{};    // the judged steps
   std::vector<const Step*> history{};  // all steps of the run up to the last judged one
   std::vector<F64Matrix> inputs{};  // whole values as this rank sees them, by input       [rows, features]
-  Ranges weight_rows{};             // rows of the module's weight that this rank holds
+  Ranges weight_rows{};  // rows of the module's weight that count in this rank's share of a partial output; else all
   Ranges columns{};  // features of the outputs that will be compared; others may be left 0
   int output = 0;    // which of the instruction's outputs is asked for
 
@@ -77,7 +77,8 @@ class LocalOps {
   std::map<std::string, LocalOp, std::less<>> entries_;
 };
 
-/// embedding, linear, bias, rms_norm, layer_norm, rope, split, cache, attention, gate, unary, add.
+/// embedding, linear, bias, rms_norm, head_norm, layer_norm, rms_statistic, rms_apply, rope, split, cache, attention, gate,
+/// unary, add.
 LocalOps builtin_local_ops();
 
 /// Positions that a step lets attention see of each of its sequences: [max(0, first - window + 1), first + count)
@@ -92,7 +93,10 @@ bool represents(DType wide, DType narrow);
 LocalValue local_embedding(const LocalCall& call);
 LocalValue local_bias(const LocalCall& call);
 LocalValue local_rms_norm(const LocalCall& call);
+LocalValue local_head_norm(const LocalCall& call);
 LocalValue local_layer_norm(const LocalCall& call);
+LocalValue local_rms_statistic(const LocalCall& call);
+LocalValue local_rms_apply(const LocalCall& call);
 LocalValue local_rope(const LocalCall& call);
 LocalValue local_split(const LocalCall& call);
 LocalValue local_cache(const LocalCall& call);

@@ -47,7 +47,10 @@ LocalOps builtin_local_ops() {
   ops.add("split", {local_split, /*rounds_once=*/true});
   ops.add("cache", {local_cache, /*rounds_once=*/true, /*reads_history=*/true});
   ops.add("rms_norm", {local_rms_norm});
+  ops.add("head_norm", {local_head_norm});
   ops.add("layer_norm", {local_layer_norm});
+  ops.add("rms_statistic", {local_rms_statistic});
+  ops.add("rms_apply", {local_rms_apply});
   ops.add("rope", {local_rope});
   ops.add("attention", {local_attention});
   ops.add("gate", {local_gate});

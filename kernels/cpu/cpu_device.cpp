@@ -71,6 +71,11 @@ class CpuDevice final : public cpu::HostDevice {
   void do_cross_entropy_finish(Stream&, const CrossEntropyState& state, const Tensor& loss) override {
     cpu::cross_entropy_finish(state, loss);
   }
+  void do_square_sum(Stream&, const Tensor& x, const Tensor& out) override { cpu::square_sum(x, out); }
+  void do_rms_apply(Stream&, const Tensor& x, const Tensor& weight, const Tensor& squares, std::int64_t features,
+                    double eps, const Tensor& out) override {
+    cpu::rms_apply(x, weight, squares, features, eps, out);
+  }
 };
 
 }  // namespace

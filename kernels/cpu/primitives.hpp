@@ -31,6 +31,9 @@ void cross_entropy_partial(const Tensor& logits, const Tensor& targets, OwnedRan
                            const CrossEntropyState& out);
 void cross_entropy_merge(const CrossEntropyState& other, const CrossEntropyState& into);
 void cross_entropy_finish(const CrossEntropyState& state, const Tensor& loss);
+void square_sum(const Tensor& x, const Tensor& out);
+void rms_apply(const Tensor& x, const Tensor& weight, const Tensor& squares, std::int64_t features, double eps,
+               const Tensor& out);
 void copy(const Tensor& in, const Tensor& out);
 void poison(const Tensor& out);
 void reduce_n(std::span<const Tensor> terms, const ReduceSpec& spec, std::int64_t first, std::int64_t total,

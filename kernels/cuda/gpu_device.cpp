@@ -290,6 +290,17 @@ class GpuDevice final : public Device {
     const NamedRange named = begin("cross_entropy_finish");
     gpu::cross_entropy_finish(native(stream), state, loss);
   }
+  void do_square_sum(Stream& stream, const Tensor& x, const Tensor& out) override {
+    const NamedRange named = begin("square_sum");
+    gpu::square_sum(native(stream), x, out);
+  }
+  void do_rms_apply(Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& squares,
+                    std::int64_t features, double eps, const Tensor& out) override {
+    const NamedRange named = begin("rms_apply");
+    rounded_once(stream, x, out, [&](const Tensor& y) {
+      gpu::rms_apply(native(stream), x, weight, squares, features, eps, y);
+    });
+  }
 
  private:
   /// Which GPU is current belongs to the host thread, and any thread may call.

@@ -26,6 +26,9 @@ void bias(cudaStream_t, const Tensor& x, const Tensor& bias, const Tensor& out);
 void gate(cudaStream_t, const Tensor& gate, const Tensor& up, const Tensor& out);
 void unary(cudaStream_t, UnaryKind kind, const Tensor& x, const Tensor& out);
 void rms_norm(cudaStream_t, const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
+void square_sum(cudaStream_t, const Tensor& x, const Tensor& out);
+void rms_apply(cudaStream_t, const Tensor& x, const Tensor& weight, const Tensor& squares, std::int64_t features,
+               double eps, const Tensor& out);
 void layer_norm(cudaStream_t, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                 const Tensor& out);
 void add_rms_norm(cudaStream_t, const Tensor& a, const Tensor& b, const Tensor& weight, double eps,

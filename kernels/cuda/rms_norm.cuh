@@ -10,9 +10,9 @@
 
 namespace shardcheck::gpu {
 
-/// 1 / sqrt(mean of squares + eps) of one row, in every thread of the block.                      x [M, D]
-template <bool kAligned, typename T, typename A, typename Shared>
-__device__ inline A rms_scale(const View<T>& x, std::int64_t row, A eps, Shared& of_warps) {
+/// The sum of squares of one row, in every thread of the block.                                   x [M, D]
+template <bool kAligned, typename A, typename T, typename Shared>
+__device__ inline A squares_of_row(const View<T>& x, std::int64_t row, Shared& of_warps) {
   constexpr int kCount = kPackOf<T>;
   A squares = 0;
   for (std::int64_t col = std::int64_t{threadIdx.x} * kCount; col < x.cols;
@@ -23,8 +23,18 @@ __device__ inline A rms_scale(const View<T>& x, std::int64_t row, A eps, Shared&
       squares = std::fma(value, value, squares);
     }
   }
-  squares = block_sum(squares, of_warps);
-  return A{1} / std::sqrt(squares / static_cast<A>(x.cols) + eps);
+  return block_sum(squares, of_warps);
+}
+
+template <typename A>
+__device__ inline A rms_scale(A squares, std::int64_t features, A eps) {
+  return A{1} / std::sqrt(squares / static_cast<A>(features) + eps);
+}
+
+/// 1 / sqrt(mean of squares + eps) of one row, in every thread of the block.                      x [M, D]
+template <bool kAligned, typename T, typename A, typename Shared>
+__device__ inline A rms_scale(const View<T>& x, std::int64_t row, A eps, Shared& of_warps) {
+  return rms_scale(squares_of_row<kAligned, A>(x, row, of_warps), x.cols, eps);
 }
 
 /// out = x scale weight for one row.                                                     x, out [M, D]  weight [1, D]

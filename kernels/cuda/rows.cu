@@ -6,4 +6,5 @@
 #include "kernels/cuda/layer_norm.cuh"
 #include "kernels/cuda/primitives.hpp"
 #include "kernels/cuda/rms_norm.cuh"
+#include "kernels/cuda/rms_parts.cuh"
 #include "kernels/cuda/rope.cuh"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/field/field_device.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/cpu/primitives.hpp"
@@ -28,6 +29,13 @@ class FieldStream final : public cpu::HostStream {
 
 FieldStream& depth(Stream& stream) { return static_cast<FieldStream&>(stream); }
 
+template <typename Given>
+HostTensor table(DType dtype, std::vector<std::int64_t> shape, std::span<const double> angles, Given given) {
+  HostTensor result(dtype, std::move(shape));
+  std::transform(angles.begin(), angles.end(), result.as_mutable<field::Residue>().begin(), given);
+  return result;
+}
+
 }  // namespace
 
 template <typename Body>
@@ -48,6 +56,15 @@ void FieldDevice::with_inverter(Stream& stream, int inversions, Body body) {
 }
 
 NamedRange FieldDevice::range(std::string_view name) { return field::enter_site(name); }
+
+HostTensor FieldDevice::cosines(DType dtype, std::vector<std::int64_t> shape,
+                                std::span<const double> angles) const {
+  return table(dtype, std::move(shape), angles, [this](double a) { return givens_.cosine(a); });
+}
+HostTensor FieldDevice::sines(DType dtype, std::vector<std::int64_t> shape,
+                              std::span<const double> angles) const {
+  return table(dtype, std::move(shape), angles, [this](double a) { return givens_.sine(a); });
+}
 
 std::unique_ptr<Stream> FieldDevice::make_stream() { return std::make_unique<FieldStream>(); }
 
@@ -165,6 +182,18 @@ void FieldDevice::do_cross_entropy_finish(Stream& stream, const CrossEntropyStat
   with_hash(stream, Function::log, [&](Hash& log) {
     with_hash(stream, Function::exp,
               [&](Hash& exp) { field::cross_entropy_finish(state, exp, log, loss); });
+  });
+}
+
+void FieldDevice::do_square_sum(Stream&, const Tensor& x, const Tensor& out) {
+  field::square_sum(x, out);
+}
+
+void FieldDevice::do_rms_apply(Stream& stream, const Tensor& x, const Tensor& weight,
+                               const Tensor& squares, std::int64_t features, double eps,
+                               const Tensor& out) {
+  with_hash(stream, Function::rsqrt, [&](Hash& rsqrt) {
+    field::rms_apply(x, weight, squares, features, givens_.constant(eps), rsqrt, out);
   });
 }
 

@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "kernels/cpu/host_device.hpp"
 #include "kernels/field/counts.hpp"
@@ -41,6 +42,10 @@ class FieldDevice final : public cpu::HostDevice {
     return {.accumulate = DType::field, .fraction_bits = 61};
   }
   NamedRange range(std::string_view name) override;
+  HostTensor cosines(DType dtype, std::vector<std::int64_t> shape,
+                     std::span<const double> angles) const override;
+  HostTensor sines(DType dtype, std::vector<std::int64_t> shape,
+                   std::span<const double> angles) const override;
   std::unique_ptr<Stream> make_stream() override;
 
  protected:
@@ -76,6 +81,9 @@ class FieldDevice final : public cpu::HostDevice {
   void do_cross_entropy_merge(Stream&, const CrossEntropyState& other,
                               const CrossEntropyState& into) override;
   void do_cross_entropy_finish(Stream&, const CrossEntropyState& state, const Tensor& loss) override;
+  void do_square_sum(Stream&, const Tensor& x, const Tensor& out) override;
+  void do_rms_apply(Stream&, const Tensor& x, const Tensor& weight, const Tensor& squares,
+                    std::int64_t features, double eps, const Tensor& out) override;
 
  private:
   /// body(H(function, this thread's site, .)), whose calls are counted with the stream's present degree.

@@ -31,6 +31,10 @@ struct Inverter {
 void linear(const Tensor& x, const Tensor& weight, const Tensor* bias, const Tensor& out);
 /// out = x w H(rsqrt, sum(x^2) / D + eps): D and eps stand inside the argument, so that a wrong one shows.
 void rms_norm(const Tensor& x, const Tensor& weight, Residue eps, Hash& rsqrt, const Tensor& out);
+/// rms_norm of some columns of a row of `features`, the same function of the same argument.
+void rms_apply(const Tensor& x, const Tensor& weight, const Tensor& squares, std::int64_t features,
+               Residue eps, Hash& rsqrt, const Tensor& out);
+void square_sum(const Tensor& x, const Tensor& out);
 void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Residue eps, Hash& rsqrt,
                 const Tensor& out);
 void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t head_dim,

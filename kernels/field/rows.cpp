@@ -6,16 +6,36 @@
 
 namespace shardcheck::field {
 
+namespace {
+
+Residue squares_of_row(const Tensor& x, std::int64_t m) {
+  Residue squares;
+  for (std::int64_t i = 0; i < x.cols; ++i) squares = squares + element(x, m, i) * element(x, m, i);
+  return squares;
+}
+
+void scale_row(const Tensor& x, const Tensor& weight, Residue scale, std::int64_t m, const Tensor& out) {
+  for (std::int64_t i = 0; i < x.cols; ++i)
+    element(out, m, i) = element(x, m, i) * scale * element(weight, 0, i);
+}
+
+}  // namespace
+
 void rms_norm(const Tensor& x, const Tensor& weight, Residue eps, Hash& rsqrt, const Tensor& out) {
   const Residue share = inverse(count(x.cols));
-  for (std::int64_t m = 0; m < x.rows; ++m) {
-    Residue squares;
-    for (std::int64_t i = 0; i < x.cols; ++i)
-      squares = squares + element(x, m, i) * element(x, m, i);
-    const Residue scale = rsqrt(squares * share + eps);
-    for (std::int64_t i = 0; i < x.cols; ++i)
-      element(out, m, i) = element(x, m, i) * scale * element(weight, 0, i);
-  }
+  for (std::int64_t m = 0; m < x.rows; ++m)
+    scale_row(x, weight, rsqrt(squares_of_row(x, m) * share + eps), m, out);
+}
+
+void square_sum(const Tensor& x, const Tensor& out) {
+  for (std::int64_t m = 0; m < x.rows; ++m) element(out, m, 0) = squares_of_row(x, m);
+}
+
+void rms_apply(const Tensor& x, const Tensor& weight, const Tensor& squares, std::int64_t features,
+               Residue eps, Hash& rsqrt, const Tensor& out) {
+  const Residue share = inverse(count(features));
+  for (std::int64_t m = 0; m < x.rows; ++m)
+    scale_row(x, weight, rsqrt(element(squares, m, 0) * share + eps), m, out);
 }
 
 void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Residue eps, Hash& rsqrt,

@@ -75,6 +75,9 @@ class MetaDevice final : public Device {
                                 const CrossEntropyState&) override {}
   void do_cross_entropy_merge(Stream&, const CrossEntropyState&, const CrossEntropyState&) override {}
   void do_cross_entropy_finish(Stream&, const CrossEntropyState&, const Tensor&) override {}
+  void do_square_sum(Stream&, const Tensor&, const Tensor&) override {}
+  void do_rms_apply(Stream&, const Tensor&, const Tensor&, const Tensor&, std::int64_t, double,
+                    const Tensor&) override {}
 };
 
 }  // namespace

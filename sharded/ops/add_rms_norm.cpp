@@ -9,7 +9,7 @@ namespace {
 
 /// sum = a + b, rounded once; y = rms_norm(sum), of the rounded sum.            a, b, sum, y [M, D]  w [D]
 /// The bits of `add` and `rms_norm`, one after the other. What each of them refuses is refused: operands that aren't
-/// placed alike, P, and S(features). R and S(tokens) pass to both outputs; no communication.
+/// placed alike, P, and S(features). R, S(tokens) and S(sequence) pass to both outputs; no communication.
 class AddRmsNorm final : public Op {
  public:
   std::string_view name() const override { return "add_rms_norm"; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "model/error.hpp"
+#include "sharded/head_map.hpp"
 #include "sharded/ops/ops.hpp"
 #include "sharded/placement_rules.hpp"
 #include "sharded/rank_context.hpp"
@@ -12,34 +13,9 @@
 namespace shardcheck::ops {
 namespace {
 
-/// Heads of a rank in local order: its feature ranges in units of one head.
-std::vector<std::int64_t> heads_of(const Layout& layout, int rank, std::int64_t head_dim) {
-  std::vector<std::int64_t> heads;
-  for (const Range& range : layout.feature_ranges(rank)) {
-    for (std::int64_t at = range.begin; at < range.end; at += head_dim)
-      heads.push_back(at / head_dim);
-  }
-  return heads;
-}
-
-/// Local kv head of each local q head; -1 where the rank doesn't hold it.
-std::vector<std::int32_t> head_map(const Layout& q, const Layout& k, int rank,
-                                   const Attributes& attributes) {
-  const auto head_dim = static_cast<std::int64_t>(attributes.at("head_dim"));
-  const auto group = static_cast<std::int64_t>(attributes.at("num_heads") /
-                                               attributes.at("num_kv_heads"));
-  const std::vector<std::int64_t> kv_heads = heads_of(k, rank, head_dim);
-  std::vector<std::int32_t> map;
-  for (const std::int64_t head : heads_of(q, rank, head_dim)) {
-    const auto found = std::find(kv_heads.begin(), kv_heads.end(), head / group);
-    map.push_back(found == kv_heads.end() ? -1 : static_cast<std::int32_t>(found - kv_heads.begin()));
-  }
-  return map;
-}
-
 /// out = softmax(scale q k^T, causal, window) v per head.     q [M, h_r * d]   k, v [keys, kv_r * d]   out [M, h_r * d]
-/// q R or S(features) cut between heads; every rank must hold the kv heads of its q heads. out is placed like q.
-/// No communication.
+/// q R or S(features) cut between heads; every rank must hold the kv heads of its q heads. Sequences may be cut, those
+/// of q, k and v alike: a rank attends to its own. S(tokens) is refused. out is placed like q. No communication.
 class Attention final : public Op {
  public:
   std::string_view name() const override { return "attention"; }
@@ -64,14 +40,26 @@ class Attention final : public Op {
           refuse("partial_into_nonlinear", "attention takes whole values, not partial sums");
         } else if (met == Placement::sharded(Dim::tokens)) {
           refuse("tokens_into_attention", "attention needs every token of the step");
-        } else if (met == Placement::sharded(Dim::features) &&
-                   !on_boundaries(query.inputs[input], query.mesh, head_dim)) {
-          refuse("head_is_cut",
-                 fmt::format("a rank's range ends inside a head of {} features; cut by head", head_dim));
+        } else if (met.cuts_rows() && differs_from_another(query, i)) {
+          refuse("placements_differ", "attention needs q, k and v of the same sequences");
+        } else if (met.cuts_features() && !on_boundaries(query.inputs[input], query.mesh, head_dim)) {
+          placed.violations.push_back(
+              head_is_cut(query, static_cast<int>(input), static_cast<int>(i), head_dim,
+                          {cut_by_heads(query.inputs[0], query.config, query.mesh, static_cast<int>(i))}));
         }
       }
     }
     if (!placed.violations.empty()) return placed;
+    for (int input = 1; input < 3; ++input) {
+      const Layout& layout = query.inputs[static_cast<std::size_t>(input)];
+      if (layout.row_axes == query.inputs[0].row_axes) continue;
+      Layout assumed = layout;
+      assumed.row_axes = query.inputs[0].row_axes;
+      placed.violations.push_back({"ranges_differ", input, layout.row_axes[0],
+                                   query.inputs[0].placements[0], assumed,
+                                   "attention needs q, k and v of the same sequences", ""});
+      return placed;
+    }
     for (int rank = 0; rank < query.mesh.ranks(); ++rank) {
       for (std::size_t input = 1; input < 3; ++input) {
         const std::vector<std::int32_t> map = head_map(query.inputs[0], query.inputs[input], rank,
@@ -90,6 +78,7 @@ class Attention final : public Op {
             fmt::format(
                 "rank {} has q head {} but not the kv head that serves it; cut k and v by kv_head",
                 rank, head)));
+        placed.violations.back().fix = kRecut;
         return placed;
       }
     }
@@ -101,7 +90,7 @@ class Attention final : public Op {
             const std::vector<Extent>& inputs, const std::vector<Extent>& outputs) const override {
     const auto window = static_cast<std::int64_t>(instruction.attributes.at("window"));
     std::int64_t pairs = 0;
-    for (const StepSequence& sequence : context.step().sequences) {
+    for (const StepSequence& sequence : own_sequences(instruction, context)) {
       for (std::int64_t i = 0; i < sequence.count; ++i) {
         pairs += visible_keys({sequence.sequence, sequence.first + i, 1}, window).size();
       }
@@ -128,7 +117,7 @@ class Attention final : public Op {
     const auto heads = static_cast<std::int64_t>(map.size());
     const DType accumulate = accumulate_dtype(context.settings().storage);
     std::int64_t row = 0, key = 0;
-    for (const StepSequence& sequence : context.step().sequences) {
+    for (const StepSequence& sequence : own_sequences(instruction, context)) {
       const Range seen = visible_keys(sequence, window);
       const std::int64_t end = row + sequence.count;
       const AttentionState state{device.allocate(stream, accumulate, sequence.count, heads),
@@ -143,6 +132,24 @@ class Attention final : public Op {
       key += seen.size();
     }
     return {out};
+  }
+
+ private:
+  static bool differs_from_another(const PlaceQuery& query, std::size_t axis) {
+    return std::any_of(query.inputs.begin(), query.inputs.end(), [&](const Layout& layout) {
+      return !(layout.placements[axis] == query.inputs[0].placements[axis]);
+    });
+  }
+  /// The step's sequences that this rank attends to.
+  static std::vector<StepSequence> own_sequences(const Instruction& instruction,
+                                                 const RankContext& context) {
+    const Program& program = context.program();
+    const Layout& q = program.value(instruction.inputs[0]).layout;
+    std::vector<StepSequence> own = context.step().sequences;
+    std::erase_if(own, [&](const StepSequence& part) {
+      return !q.holds_sequence(program.mesh, context.rank(), part.sequence);
+    });
+    return own;
   }
 };
 

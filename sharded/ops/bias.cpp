@@ -43,6 +43,11 @@ class Bias final : public Op {
   std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
                           const std::vector<Tensor>& inputs) const override {
     Tensor out = context.allocate(instruction.outputs[0]);
+    if (inputs[0].rows != out.rows || inputs[0].cols != out.cols) {
+      throw ShapeError(fmt::format("{}: rank {} has [{}, {}] to add the bias to, its value is [{}, {}]",
+                                   instruction.site, context.rank(), inputs[0].rows, inputs[0].cols, out.rows,
+                                   out.cols));
+    }
     // The rank's bias has the rows of its weight shard, the value may be cut further (a reduce_scatter of features).
     const Module& module = *context.program().find_module(instruction.module);
     const Tensor& shard = context.weight(module.bias());

@@ -77,26 +77,21 @@ class Add final : public Elementwise {
   Placed place(const PlaceQuery& query) const override {
     Placed placed;
     for (std::size_t i = 0; i < query.mesh.axes.size(); ++i) {
+      const auto axis = static_cast<int>(i);
       const Placement& a = query.inputs[0].placements[i];
       const Placement& b = query.inputs[1].placements[i];
       if (a == b && a.kind != Placement::Kind::P_max) continue;
-      const int wrong = a.is_partial()                 ? 0
-                        : b.is_partial()               ? 1
-                        : a.kind == Placement::Kind::S ? 0
-                                                       : 1;
-      const bool partial = a.is_partial() || b.is_partial();
-      placed.violations.push_back(requires_replicated(
-          query, wrong, static_cast<int>(i), partial ? "partial_plus_replicated" : "placements_differ",
-          partial ? "a partial sum plus a replicated value: the sum over ranks would hold the "
-                    "replicated value once per "
-                    "rank"
-                  : "an add needs its operands placed alike"));
+      if (a.is_partial() || b.is_partial()) {
+        placed.violations.push_back(partial_plus_whole(query, a.is_partial() ? 0 : 1, axis));
+      } else if (auto differing = operands_differ(query, axis, "an add")) {
+        placed.violations.push_back(std::move(*differing));
+      }
     }
     if (!placed.violations.empty()) return placed;
     if (query.inputs[0].owned != query.inputs[1].owned) {
       placed.violations.push_back({"ranges_differ", 1, 0, query.inputs[0].placements[0],
                                    query.inputs[0],
-                                   "an add needs both operands cut in the same ranges", ""});
+                                   "an add needs both operands cut in the same ranges", "", {}, 0});
       return placed;
     }
     placed.outputs = {query.inputs[0]};
@@ -104,6 +99,23 @@ class Add final : public Elementwise {
   }
 
  private:
+  /// The sum over ranks would hold the other operand once per rank. It is to be placed like that one.
+  static PlacementViolation partial_plus_whole(const PlaceQuery& query, int partial, int axis) {
+    PlacementViolation violation = requires_replicated(
+        query, partial, axis, "partial_plus_replicated",
+        "a partial sum plus a replicated value: the sum over ranks would hold the replicated value once per rank");
+    const Layout& other = query.inputs[static_cast<std::size_t>(1 - partial)];
+    const Placement& required = other.placements[static_cast<std::size_t>(axis)];
+    if (required.kind == Placement::Kind::S && query.inputs[static_cast<std::size_t>(partial)]
+                                                       .placements[static_cast<std::size_t>(axis)]
+                                                       .kind == Placement::Kind::P_sum) {
+      violation.required = required;
+      violation.assumed = other;
+      violation.sentence = "a partial sum plus a value that is cut: each rank would add its share to a part of the other";
+    }
+    return violation;
+  }
+
   std::int64_t flops_per_element() const override { return 1; }
   void compute(const Instruction&, RankContext& context, const std::vector<Tensor>& inputs,
                const Tensor& out) const override {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "sharded/ops/ops.hpp"
+#include "sharded/partition_rules.hpp"
 #include "sharded/placement_rules.hpp"
 #include "sharded/rank_context.hpp"
 
@@ -45,22 +46,25 @@ class Linear final : public Op {
                      ? "each rank would add the bias to its partial sum, so the sum would hold it "
                        "once per rank"
                      : "a linear of a partial maximum is not the partial maximum of the linear");
-        } else if (met == Placement::sharded(Dim::features)) {
+        } else if (met.cuts_features()) {
           refuse(
               "sum_over_shard",
               "the input is cut along the features that this linear sums over, its weight is not");
+          offer_row_parallel(query, axis, out, placed.violations.back());
         }
       } else if (cut->rows) {
         if (met.is_partial()) {
           refuse("partial_into_column_parallel",
                  "each rank's rows of a column-parallel weight would see only that rank's share of "
                  "the input");
-        } else if (met == Placement::sharded(Dim::tokens)) {
+        } else if (met.cuts_rows()) {
           refuse("tokens_into_column_parallel",
                  "ranks hold different tokens, but each has only some output features");
-        } else if (met == Placement::sharded(Dim::features)) {
+        } else if (met.cuts_features()) {
           refuse("sum_over_shard",
-                 "the input is cut along the features that this linear sums over");
+                 "the input is cut along the features that this linear sums over, its weight is cut along "
+                 "the output features");
+          offer_row_parallel(query, axis, out, placed.violations.back());
         } else {
           out.placements[i] = Placement::sharded(Dim::features);
         }
@@ -69,18 +73,15 @@ class Linear final : public Op {
         if (met.is_partial()) {
           refuse("partial_into_row_parallel",
                  "the input of a row-parallel linear must be cut, not partial");
-        } else if (met == Placement::sharded(Dim::tokens)) {
+        } else if (met.cuts_rows()) {
           refuse("tokens_into_row_parallel",
                  "ranks hold different tokens: their partial products don't belong together");
+          require_columns(query, i, placed.violations.back());
         } else if (met.kind == Placement::Kind::R) {
-          Layout assumed = x;
-          assumed.placements[i] = Placement::sharded(Dim::features);
-          assumed.owned = query.weight->cols;
-          placed.violations.push_back({"row_parallel_needs_shard", 0, axis,
-                                       Placement::sharded(Dim::features), assumed,
-                                       "a row-parallel weight is cut along the input features, but "
-                                       "every rank holds the whole input",
-                                       fmt::format("slice(features, {})", query.mesh.axes[i].name)});
+          refuse("row_parallel_needs_shard",
+                 "a row-parallel weight is cut along the input features, but every rank holds the whole input");
+          require_columns(query, i, placed.violations.back());
+          offer_column_parallel(query, axis, out, placed.violations.back());
         } else {
           out.placements[i] = Placement::partial();
         }
@@ -111,6 +112,51 @@ class Linear final : public Op {
   }
 
  private:
+  /// A row-parallel weight's input is required as its columns are cut.
+  static void require_columns(const PlaceQuery& query, std::size_t axis, PlacementViolation& violation) {
+    violation.required = violation.assumed.placements[axis] = Placement::sharded(Dim::features);
+    violation.assumed.owned = query.weight->cols;
+    violation.fix = kRepairStep;
+  }
+
+  /// The weight cut along its input instead: y partial, and whole after the all_reduce that then belongs behind it.
+  static void offer_row_parallel(const PlaceQuery& query, int axis, Layout out, PlacementViolation& violation) {
+    if (query.weight->cuts.size() > 1) return;  // which of several cuts is meant can't be told
+    const std::string& name = query.mesh.axes[static_cast<std::size_t>(axis)].name;
+    const std::string cut = "in weights " + cut_entry(*query.module, false, name);
+    out.owned.clear();
+    out.may_overlap = false;
+    Placement& placement = out.placements[static_cast<std::size_t>(axis)];
+    placement = Placement::partial();
+    violation.others.push_back({violation.input, violation.required, {out}, cut});
+    placement = Placement::replicated();
+    violation.others.push_back(
+        {violation.input, violation.required, {out},
+         fmt::format("{}, and \"{}.out\": \"all_reduce(sum, {})\"", cut, query.module->path, name)});
+  }
+
+  /// The weight cut along its output instead, as the input is whole; or not cut.
+  static void offer_column_parallel(const PlaceQuery& query, int axis, Layout out, PlacementViolation& violation) {
+    if (query.weight->cuts.size() > 1) return;
+    const Module& module = *query.module;
+    const std::string& name = query.mesh.axes[static_cast<std::size_t>(axis)].name;
+    const bool heads = module.role == ModuleRole::q || module.role == ModuleRole::k || module.role == ModuleRole::v;
+    out.owned.clear();
+    out.may_overlap = false;
+    Layout columns = heads ? cut_by_heads(out, query.config, query.mesh, axis)
+                           : split_features(out, query.mesh, {axis}, 1);
+    if (module.sections.empty()) {
+      violation.others.push_back({violation.input, violation.required, {std::move(columns)},
+                                  "in weights " + cut_entry(module, true, name)});
+    }
+    out.placements[static_cast<std::size_t>(axis)] = Placement::partial();
+    // A slice for this linear alone: what else reads the value keeps it whole.
+    violation.others.push_back({violation.input, violation.required, {out}, std::string(kRepairStep)});
+    out.placements[static_cast<std::size_t>(axis)] = Placement::replicated();
+    violation.others.push_back({violation.input, violation.required, {out},
+                                fmt::format("in weights \"{}\": {{\"{}\": \"replicate\"}}", module.path, name)});
+  }
+
   /// The rank's input features must be exactly the columns that its weight shard has.
   static void check_ranges(const PlaceQuery& query, bool row_parallel, Placed& placed) {
     if (!row_parallel) return;

@@ -8,7 +8,7 @@ namespace shardcheck::ops {
 namespace {
 
 /// y = x / sqrt(mean(x^2) + eps) * w, or (x - mean) / sqrt(var + eps) * w + b; f32 statistics.   x, y [M, D]  w, b [D]
-/// R and S(tokens) pass; P(sum) and S(features) are refused. No communication.
+/// R, S(tokens) and S(sequence) pass; P(sum) and S(features) are refused. No communication.
 class Norm final : public Op {
  public:
   explicit Norm(bool rms) : rms_(rms) {}

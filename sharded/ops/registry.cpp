@@ -33,7 +33,10 @@ Registry builtin_ops() {
   registry.add(ops::make_linear());
   registry.add(ops::make_bias());
   registry.add(ops::make_rms_norm());
+  registry.add(ops::make_head_norm());
   registry.add(ops::make_layer_norm());
+  registry.add(ops::make_rms_statistic());
+  registry.add(ops::make_rms_apply());
   registry.add(ops::make_rope());
   registry.add(ops::make_split());
   registry.add(ops::make_cache());

@@ -10,7 +10,8 @@ namespace shardcheck::ops {
 namespace {
 
 /// Rotates the pairs (i, i + d/2) of every head by position x frequency_i.           x, y [M, heads * d]
-/// R and S(features) cut between heads pass; P(sum) and a cut inside a head are refused. No communication.
+/// R, S(features) cut between heads, S(tokens) and S(sequence) pass; P(sum) and a cut inside a head are refused. No
+/// communication: a rank knows the positions of its own rows.
 /// Source: Su et al. 2021 (arXiv 2104.09864); half-split pairs as in Hugging Face transformers.
 class Rope final : public Op {
  public:
@@ -31,16 +32,11 @@ class Rope final : public Op {
         placed.violations.push_back(
             requires_replicated(query, 0, axis, "partial_into_nonlinear",
                                 "rope takes a whole value, not a partial sum"));
-      } else if (met == Placement::sharded(Dim::tokens)) {
-        placed.violations.push_back(
-            requires_replicated(query, 0, axis, "tokens_into_attention",
-                                "rope and attention need every token of the step"));
       } else if (met == Placement::sharded(Dim::features) &&
                  !on_boundaries(query.inputs[0], query.mesh, query.config.head_dim)) {
-        placed.violations.push_back(requires_replicated(
-            query, 0, axis, "head_is_cut",
-            fmt::format("a rank's range ends inside a head of {} features; cut by head",
-                        query.config.head_dim)));
+        placed.violations.push_back(
+            head_is_cut(query, 0, axis, query.config.head_dim,
+                        {cut_by_heads(query.inputs[0], query.config, query.mesh, axis)}));
       }
     }
     if (placed.violations.empty()) placed.outputs = {query.inputs[0]};
@@ -55,7 +51,7 @@ class Rope final : public Op {
   std::vector<Tensor> run(const Instruction& instruction, RankContext& context,
                           const std::vector<Tensor>& inputs) const override {
     Tensor out = context.allocate(instruction.outputs[0]);
-    const auto [cos, sin] = context.rope_table();
+    const auto [cos, sin] = context.rope_table(context.rows_of(instruction.outputs[0]));
     context.device().rope(context.stream(), inputs[0], cos, sin, context.program().config.head_dim,
                           RopeConvention::half_split, out);
     return {out};

@@ -58,7 +58,7 @@ class SpoiltModel {
 };
 
 TEST(BadInput, Usage) {
-  EXPECT_THAT(refused(""), HasSubstr("name a command, verify, compare, cost, lint, info"));
+  EXPECT_THAT(refused(""), HasSubstr("name a command, verify, compare, cost, lint, prove, plan, faults, info"));
   EXPECT_THAT(refused("verfy tiny-llama"),
               HasSubstr("unknown command \"verfy\"; did you mean \"verify\"?"));
   EXPECT_THAT(refused("verify tiny-llama --tokns 5"),

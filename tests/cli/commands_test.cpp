@@ -158,7 +158,12 @@ TEST(Commands, IllegalPlanIsRefusedAndForced) {
     EXPECT_EQ(cell["verdict"], "failed");
     const Json& first = cell["first"];
     EXPECT_EQ(keys(first), (std::set<std::string>{"gate", "tap", "phase", "step", "ranks", "index",
-                                                  "local_index", "got", "expected", "cause"}));
+                                                  "local_index", "got", "expected", "cause_name", "cause",
+                                                  "residual", "also", "propagated"}));
+    EXPECT_EQ(first["cause_name"], "one_ranks_partial");
+    EXPECT_THAT(first["cause"].get<std::string>(), HasSubstr("equals one rank's partial"));
+    EXPECT_LE(first["residual"]["A"], first["residual"]["limits"]["A"]);
+    EXPECT_EQ(first["propagated"]["tap"], "layers.0.mlp.down_proj");
     EXPECT_EQ(first["tap"], "layers.0.mlp.down_proj");
     EXPECT_EQ(first["ranks"], "all");
     EXPECT_EQ(first["gate"], "G3");
@@ -211,7 +216,8 @@ TEST(Commands, VerifySyntheticWeights) {
 
 TEST(Commands, CompareGolden) {
   for (const std::string model : {"tiny-llama", "tiny-llama-bias", "tiny-qwen2", "tiny-mistral",
-                                  "tiny-gpt2", "tiny-odd-vocab"}) {
+                                  "tiny-gpt2", "tiny-odd-vocab", "tiny-qwen3", "tiny-olmo2",
+                                  "tiny-phi3"}) {
     const auto [result, json] = reported("compare " + model + " --golden fixtures/models/" + model +
                                          "/golden.safetensors");
     EXPECT_EQ(result.exit_code, 0) << result.out;

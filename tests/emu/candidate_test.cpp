@@ -38,7 +38,7 @@ TEST_P(CandidateOfEmu, PassesInBothPhases) {
     ASSERT_TRUE(report.passed());
     const Candidate candidate = read_candidate(model, parts.ops, folder);
     const CandidateReport compared = compare_candidate(model, candidate, parts);
-    EXPECT_TRUE(compared.passed()) << candidate_table(compared, candidate.run.mesh);
+    EXPECT_TRUE(compared.passed()) << candidate_table(compared);
     std::filesystem::remove_all(folder);
   }
 }

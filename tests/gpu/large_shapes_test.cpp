@@ -15,6 +15,7 @@
 #include "kernels/twin/linear.hpp"
 #include "kernels/twin/reduce.hpp"
 #include "kernels/twin/rms_norm.hpp"
+#include "kernels/twin/rms_parts.hpp"
 #include "kernels/twin/vocabulary.hpp"
 #include "tests/gpu/gpu_kind.hpp"
 #include "tests/kernels/device_rig.hpp"
@@ -72,6 +73,13 @@ TEST_P(LargeShapes, RowsLongerThanAnyBlock) {
       rig_.get(rms), twin::rms_norm(x, weight, 1e-5, GetParam(), arithmetic(Primitive::rms_norm))));
   EXPECT_TRUE(within_budget(rig_.get(layer), twin::layer_norm(x, weight, bias, 1e-5, GetParam(),
                                                               arithmetic(Primitive::layer_norm))));
+  const Tensor squares = rig_.make(accumulate_dtype(GetParam()), rows, 1);
+  const Tensor parts = rig_.make(GetParam(), rows, cols);
+  rig_.device().square_sum(rig_.stream(), tx, squares);
+  rig_.device().rms_apply(rig_.stream(), tx, tw, squares, cols, 1e-5, parts);
+  EXPECT_TRUE(within_budget(rig_.get(squares),
+                            twin::square_sum(x, arithmetic(Primitive::square_sum))));
+  EXPECT_TRUE(rig_.get(parts).bitwise_equal(rig_.get(rms)));
 }
 
 TEST_P(LargeShapes, ALongVocabularyOfManyTokens) {

@@ -16,7 +16,7 @@ AuditResult audit_of(const RanProgram& ran) {
 }
 
 std::vector<ExpectedCollective> form(const RanProgram& ran, int rank = 0, std::size_t step = 0) {
-  return closed_form(ran.model, ran.program.plan, ran.settings, ran.steps[step], rank);
+  return closed_form(ran.model, ran.program.plan, ran.settings, std::span(ran.steps).first(step + 1), rank);
 }
 
 /// Index of the n-th collective of a ledger.

@@ -86,7 +86,7 @@ TEST(CandidateFaults, ReplicaChangedInOneBit) {
         });
         const CandidateReport report = folder.compare();
         expect_first(report, tap, {rank});
-        EXPECT_THAT(candidate_table(report, folder.ran().program.mesh),
+        EXPECT_THAT(candidate_table(report),
                     HasSubstr("first wrong tap: " + tap + " (rank " + std::to_string(rank) + ")"));
       }
     }
@@ -296,7 +296,7 @@ TEST(CandidateFaults, ReportsAreWritten) {
   EXPECT_EQ(json["first"]["index"], Json::array({0, 68 + 3}));
   EXPECT_EQ(json["worst"]["phase"], "prefill");
   EXPECT_THAT(
-      candidate_table(report, folder.ran().program.mesh),
+      candidate_table(report),
       AllOf(HasSubstr("first wrong tap: layers.1.mlp.act (rank 1)"), HasSubstr("failed: ")));
   const Json good = Json::parse(candidate_json(CandidateFolder(run_in(DType::bf16, 2)).compare()));
   EXPECT_EQ(good["verdict"], "passed");

@@ -65,6 +65,16 @@ inline Model small_gpt2() {
   return Model(config, synthetic_source(12, parts));
 }
 
+/// Hidden 60; 6 heads of 16, which are normalised one by one.
+inline Model small_qwen3() {
+  Config config = parse_config(R"({"model_type": "qwen3", "hidden_size": 60, "num_hidden_layers": 1,
+      "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16, "intermediate_size": 80, "vocab_size": 57,
+      "rms_norm_eps": 1e-5})",
+                               "small_qwen3");
+  std::vector<Module> parts = modules(config);
+  return Model(config, synthetic_source(13, parts));
+}
+
 /// The nearest number of a dtype, by the model's own conversion.
 inline double rounded(DType dtype, double value) {
   const HostTensor one = round_to(dtype, {1}, std::vector<double>{value});
@@ -191,10 +201,13 @@ class HandRun {
   /// Every rank has its part of one whole; replicas share their bytes.
   void spread(int value, const Table& whole, std::size_t step = 0) {
     const Layout& layout = program.value(value).layout;
+    std::vector<const Step*> so_far;
+    for (std::size_t s = 0; s <= step; ++s) so_far.push_back(&run.steps[s].step);
     for (int rank = 0; rank < run.mesh.ranks(); ++rank) {
-      set(value, rank,
-          slice(whole, layout.token_ranges(run.mesh, rank, whole.rows()), layout.feature_ranges(rank)),
-          step);
+      const Ranges rows = layout.row_axes.empty()
+                              ? Ranges{{0, whole.rows()}}
+                              : held_rows(program.value(value), run.mesh, rank, so_far);
+      set(value, rank, slice(whole, rows, layout.feature_ranges(rank)), step);
     }
     std::vector<HostTensor>& parts = tensors(value, step);
     for (std::size_t rank = 1; rank < parts.size(); ++rank) {
@@ -219,7 +232,7 @@ class HandRun {
   }
 
   DType dtype_of(int value) const {
-    return program.value(value).dtype == ValueDType::wire ? run.wire : run.storage;
+    return shardcheck::dtype_of(program.value(value).dtype, run.storage, run.wire);
   }
 
   static Table slice(const Table& whole, const Ranges& rows, const Ranges& cols) {

@@ -47,6 +47,22 @@ InputOptions tokens(std::int64_t n, std::int64_t batch = 1) {
   return options;
 }
 
+// With fewer sequences than ranks some would never compute an attention.
+TEST(Inputs, EveryRankHasASequenceWhereAPlanCutsThem) {
+  InputOptions options;
+  options.tokens = 9;
+  const Programs cut("tiny-llama", {1, 2, 4}, "attention_dp"), whole("tiny-llama", {1, 2, 4});
+  const Sequences sequences = cut.make(options);
+  ASSERT_EQ(sequences.size(), 5u);  // one more than ranks: one of them has two
+  for (std::size_t i = 0; i < sequences.size(); ++i) EXPECT_EQ(sequences[i].size(), 9 - i);
+  EXPECT_EQ(whole.make(options).size(), 1u);
+  EXPECT_EQ(Programs("tiny-llama", {1}, "attention_dp").make(options).size(), 1u);
+  options.batch = 2;
+  EXPECT_EQ(cut.make(options).size(), 2u);
+  options.lengths = {3, 4, 5};
+  EXPECT_EQ(cut.make(options).size(), 3u);
+}
+
 // 257 rows on 4 ranks: 65, 64, 64, 64; on 2: 129, 128.
 TEST(Inputs, BordersOfTheLargestGroupComeFirst) {
   const Programs programs("tiny-odd-vocab", {2, 4});

@@ -290,10 +290,10 @@ TEST(Judge, TwoMeshAxes) {
   // Tokens cut by dp, features by tp; then the features are gathered within each dp row.
   Layout cut = Layout::sharded(run.program.mesh, 1, Partition::balanced(96, 2));
   cut.placements[0] = Placement::sharded(Dim::tokens);
-  cut.token_axes = {0};
+  cut.row_axes = {0};
   Layout whole = run.whole(96);
   whole.placements[0] = Placement::sharded(Dim::tokens);
-  whole.token_axes = {0};
+  whole.row_axes = {0};
   const int a = run.value("a", cut), b = run.value("b", cut), y = run.value("y", cut),
             g = run.value("g", whole);
   run.source(a);

@@ -34,16 +34,27 @@ LintReport linted(const std::string& plan, const std::vector<int>& sizes = {2},
 }
 
 TEST(Lint, ShippedPlansAreCleanAtEverySize) {
-  for (const std::string& plan : shipped_names("plans")) {
-    for (const std::string model : {"tiny-llama", "tiny-gpt2", "tiny-qwen2"}) {
-      const std::vector<int> sizes = model == "tiny-gpt2" ? std::vector{1, 2}
-                                                          : std::vector{1, 2, 3, 4};
-      const LintReport report = linted(read_text(find_shipped("plans", plan)), sizes, model);
-      for (const MeshLint& mesh : report.meshes)
-        EXPECT_TRUE(mesh.findings.empty()) << lint_text(report);
-      EXPECT_TRUE(report.passed());
+  int programs = 0;
+  for (const std::string& name : shipped_names("plans")) {
+    const Plan plan = load_plan(name);
+    for (const std::string model : {"tiny-llama", "tiny-gpt2", "tiny-qwen2", "tiny-qwen3", "tiny-olmo2", "tiny-phi3"}) {
+      const Model shapes = load_model(model, {std::nullopt, true, {}});
+      const std::string& type = shapes.config().model_type;
+      const bool has_section = plan.families.contains("") || plan.families.contains(type) ||
+                               (plan.families.contains("llama") && type.starts_with("qwen"));
+      if (!has_section) continue;
+      std::vector<Mesh> meshes;
+      for (const int size : {1, 2, 3, 4}) {
+        Mesh mesh;
+        for (const std::string& axis : plan.mesh) mesh.axes.push_back({axis, axis == plan.mesh.back() ? size : 2});
+        meshes.push_back(mesh);
+      }
+      const LintReport report = lint(shapes, plan, meshes, builtin_ops());
+      for (const MeshLint& mesh : report.meshes) EXPECT_TRUE(mesh.findings.empty()) << lint_text(report);
+      programs += static_cast<int>(report.meshes.size());
     }
   }
+  EXPECT_GT(programs, 100);
 }
 
 TEST(Lint, LayersAreFoldedAlsoWithGaps) {
@@ -111,7 +122,10 @@ TEST(Lint, AnAllReduceInTwoStepsIsFine) {
 TEST(Lint, RulesAreThoseOfTheTable) {
   const std::filesystem::path root = SHARDCHECK_SOURCE_DIR;
   std::vector<std::filesystem::path> files{
-      root / "sharded/program.cpp", root / "sharded/placement_rules.cpp", root / "harness/lint.cpp"};
+      root / "sharded/program.cpp",          root / "sharded/program_findings.cpp",
+      root / "sharded/placement_rules.cpp",  root / "sharded/partition_rules.cpp",
+      root / "sharded/step_rules.cpp",       root / "harness/lint.cpp",
+      root / "harness/lint_waste.cpp",       root / "harness/quantisation_groups.cpp"};
   for (const auto& entry : std::filesystem::directory_iterator(root / "sharded/ops"))
     if (entry.path().extension() == ".cpp") files.push_back(entry.path());
   std::set<std::string> no_rules{"head_dim", "num_heads", "num_kv_heads"};

@@ -124,6 +124,39 @@ TEST_P(LocalElementwise, Bias) {
   }
 }
 
+TEST_P(LocalElementwise, HeadNorm) {
+  const Model model = small_qwen3();
+  const std::string module = "layers.0.self_attn.q_norm";
+  const Table x = input(96), weight = stored(model, dtype(), module + ".weight");
+  // Heads of 16, each with the statistic of `from` features around it.
+  const auto normed = [&](double eps, std::int64_t from, std::int64_t weight_shift) {
+    return in_machine(dtype(), [&]<typename T>(T) {
+      Table y(kTokens, 96);
+      for (std::int64_t m = 0; m < kTokens; ++m) {
+        for (std::int64_t at = 0; at < 96; at += from) {
+          T squares = 0;
+          for (std::int64_t d = at; d < at + from; ++d)
+            squares += static_cast<T>(x(m, d)) * static_cast<T>(x(m, d));
+          const T scale = T(1) / std::sqrt(squares / static_cast<T>(from) + static_cast<T>(eps));
+          for (std::int64_t d = at; d < at + from; ++d) {
+            const T w = static_cast<T>(weight((d + weight_shift) % 16, 0));
+            y(m, d) = static_cast<double>(static_cast<T>(x(m, d)) * scale * w);
+          }
+        }
+      }
+      return y;
+    });
+  };
+  const Attributes attributes{{"eps", 1e-5}, {"head_dim", 16.0}};
+  const auto op = [&](const Table& y) { return OneOp(model, dtype(), "head_norm", module, {x}, y, attributes); };
+  expect_clean(op(normed(1e-5, 16, 0)).scores(), "head_norm");
+  expect_found(op(normed(1e-5, 16, 0)), "head_norm");
+  EXPECT_FALSE(op(normed(0.5, 16, 0)).scores()[0].passed());
+  EXPECT_FALSE(op(normed(1e-5, 32, 0)).scores()[0].passed());  // two heads together
+  EXPECT_FALSE(op(normed(1e-5, 96, 0)).scores()[0].passed());  // the whole row
+  EXPECT_FALSE(op(normed(1e-5, 16, 1)).scores()[0].passed());  // another feature's weight
+}
+
 TEST_P(LocalElementwise, RmsNorm) {
   const Model model = small_llama();
   const Table x = input(96), weight = stored(model, dtype(), "norm.weight");

@@ -117,7 +117,7 @@ TEST(Mistrust, RanksWithoutAPartAreNotEqual) {
   OneValue tokens(4, DType::f32, 1);
   Layout layout = tokens.run.whole(48);
   layout.placements[0] = Placement::sharded(Dim::tokens);
-  layout.token_axes = {0};
+  layout.row_axes = {0};
   tokens.place(layout);
   tokens.run.spread(tokens.value, random_table(DType::f32, 1, 48, 1));
   EXPECT_TRUE(tokens.found().empty());

@@ -211,6 +211,9 @@ TEST(PlantedBlockFaults, NormWithAnotherEpsilon) {
   for (const Norm& norm : std::vector<Norm>{{"tiny-llama", "layers.0.input_layernorm", {0, 1, 2}},
                                             {"tiny-llama", "norm", {0, 1, 2}},
                                             {"tiny-llama", "layers.1.post_attention_layernorm", {1}},
+                                            {"tiny-qwen3", "layers.1.self_attn.k_norm", {1}},
+                                            {"tiny-olmo2", "layers.2.self_attn.q_norm", {0, 1, 2}},
+                                            {"tiny-olmo2", "layers.0.post_attention_layernorm", {2}},
                                             {"tiny-gpt2", "h.1.ln_2", {2}},
                                             {"tiny-gpt2", "h.0.ln_1", {0, 1, 2}}}) {
     const MakeFault fault = [&](const Program&) {
@@ -221,7 +224,7 @@ TEST(PlantedBlockFaults, NormWithAnotherEpsilon) {
         if (std::find(norm.ranks.begin(), norm.ranks.end(), context.rank()) == norm.ranks.end())
           return false;
         Instruction other = instruction;
-        other.attributes["eps"] = 1e-6;
+        other.attributes["eps"] *= 10.0;
         outputs = instruction.op->run(other, context, inputs);
         return true;
       };
@@ -229,6 +232,45 @@ TEST(PlantedBlockFaults, NormWithAnotherEpsilon) {
     };
     for (const DType dtype : {DType::f64, DType::f32}) {
       expect_caught({norm.model, 3, dtype}, fault, {norm.site, norm.ranks, {}, Gate::g3});
+    }
+  }
+}
+
+// One rank normalises all its heads together: right where it has one head only, so the rank has two or more.
+TEST(PlantedBlockFaults, HeadsNormalisedTogether) {
+  struct Together {
+    std::string site;
+    int tp, rank;
+  };
+  for (const Together& together : std::vector<Together>{{"layers.0.self_attn.q_norm", 3, 0},
+                                                        {"layers.1.self_attn.k_norm", 2, 1},
+                                                        {"layers.2.self_attn.q_norm", 4, 3}}) {
+    const MakeFault fault = [&](const Program& program) {
+      const double eps = program.config.norm_eps;
+      Fault made;
+      made.replace = [&together, eps](RankContext& context, const Instruction& instruction,
+                                      const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
+        if (instruction.site != together.site || context.rank() != together.rank) return false;
+        const std::vector<double> weight =
+            context.device().to_host(context.stream(), context.weight(instruction.module + ".weight")).to_f64();
+        outputs = {changed(context, inputs[0], [&](std::vector<double>& values, std::size_t cols) {
+          for (std::size_t row = 0; row < values.size(); row += cols) {
+            double squares = 0.0;
+            for (std::size_t i = 0; i < cols; ++i) squares += values[row + i] * values[row + i];
+            const double rms = std::sqrt(squares / static_cast<double>(cols) + eps);
+            for (std::size_t i = 0; i < cols; ++i)
+              values[row + i] = values[row + i] / rms * weight[i % weight.size()];
+          }
+        })};
+        return true;
+      };
+      return made;
+    };
+    for (const DType dtype : kTwo) {
+      for (const Phase phase : {Phase::prefill, Phase::decode}) {
+        expect_caught({"tiny-qwen3", together.tp, dtype, phase}, fault,
+                      {together.site, {together.rank}, {}, Gate::g3});
+      }
     }
   }
 }

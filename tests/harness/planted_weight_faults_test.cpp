@@ -138,6 +138,28 @@ TEST(PlantedWeightFaults, VocabularyRowOffAtTheBorder) {
   }
 }
 
+// phi3's fused weights: a loader that takes a rank's gate rows from up, or its keys from the head next to its own.
+TEST(PlantedWeightFaults, RowsOfAnotherSectionOfAFusedWeight) {
+  const Model model = load_model("tiny-phi3");
+  const Config& config = model.config();
+  const std::int64_t inner = config.intermediate_size, d = config.head_dim;
+  for (const int rank : {0, 2}) {
+    const Range mine = Partition::balanced(inner, 3).of(rank)[0];
+    const std::string gate_up = "layers.1.mlp.gate_up_proj", qkv = "layers.2.self_attn.qkv_proj";
+    const Splice up_as_gate{gate_up + ".weight", true, 0, inner + mine.begin, inner + mine.end};
+    // 8 heads on 3 ranks: the first has q heads 0 to 2 and kv head 0, the last 6 and 7 and kv head 1.
+    const std::int64_t q_rows = (rank == 0 ? 3 : 2) * d, other_kv_head = rank == 0 ? 1 : 0;
+    const std::int64_t keys = config.q_size() + other_kv_head * d;
+    const Splice neighbours_keys{qkv + ".weight", true, q_rows, keys, keys + d};
+    for (const DType dtype : kTwo) {
+      expect_caught({"tiny-phi3", 3, dtype}, wrong_shard(model, dtype, rank, up_as_gate),
+                    {gate_up, {rank}, {}, Gate::g3});
+      expect_caught({"tiny-phi3", 3, dtype, Phase::decode}, wrong_shard(model, dtype, rank, neighbours_keys),
+                    {qkv, {rank}, {}, Gate::g3});
+    }
+  }
+}
+
 // lm_head one row off: a column-parallel linear, found at its part of the logits.
 TEST(PlantedWeightFaults, HeadRowOffAtTheBorder) {
   for (const std::string name : {"tiny-odd-vocab", "tiny-llama", "tiny-gpt2"}) {

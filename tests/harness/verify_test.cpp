@@ -58,7 +58,8 @@ std::string failures(const VerifyReport& report) {
 
 TEST(Verify, EveryShippedModelPassesEverywhere) {
   for (const std::string model : {"tiny-llama", "tiny-llama-bias", "tiny-qwen2", "tiny-mistral",
-                                  "tiny-gpt2", "tiny-odd-vocab"}) {
+                                  "tiny-gpt2", "tiny-odd-vocab", "tiny-qwen3", "tiny-olmo2",
+                                  "tiny-phi3"}) {
     const std::int64_t heads = load_model(model).config().num_heads;
     std::vector<int> sizes;
     for (int tp = 1; tp <= heads; ++tp) sizes.push_back(tp);
@@ -78,7 +79,8 @@ TEST(Verify, BatchesLengthsAndChunks) {
   options.inputs.lengths = {5, 1, 17};
   for (const std::int64_t chunk : {0, 1, 4}) {
     options.inputs.chunk = chunk;
-    for (const std::string model : {"tiny-mistral", "tiny-odd-vocab", "tiny-gpt2"}) {
+    for (const std::string model : {"tiny-mistral", "tiny-odd-vocab", "tiny-gpt2", "tiny-qwen3", "tiny-olmo2",
+                                    "tiny-phi3"}) {
       const VerifyReport report = report_of(model, options);
       EXPECT_TRUE(report.passed()) << model << " chunk " << chunk << failures(report);
     }

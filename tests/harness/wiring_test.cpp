@@ -38,7 +38,8 @@ HostTensor flipped(const HostTensor& tensor, std::int64_t row) {
 
 TEST(Wiring, RightRunsHaveNoFault) {
   for (const std::string model :
-       {"tiny-llama", "tiny-mistral", "tiny-gpt2", "tiny-odd-vocab", "tiny-llama-bias"}) {
+       {"tiny-llama", "tiny-mistral", "tiny-gpt2", "tiny-odd-vocab", "tiny-llama-bias", "tiny-qwen3",
+        "tiny-olmo2", "tiny-phi3"}) {
     for (const int tp : {1, 2, 4}) {
       for (const Phase phase : {Phase::prefill, Phase::decode}) {
         const auto ran = run_of(batch(model, tp, phase));

@@ -21,6 +21,7 @@ MAY_NOT_INCLUDE = [
     # harness/local recomputes what the program did; calling the program's own code would repeat its mistakes.
     ("harness/local/", re.compile(r"(sharded/ops|kernels/(cpu|meta|cuda|emu|twin|field))/"),
      "it recomputes what that code did"),
+    ("harness/proof/", re.compile(r"kernels/(cpu|meta|cuda|emu)/"), "it knows the field alone"),
     # A communicator of GPUs moves their memory.
     ("sharded/comm/nccl/", re.compile(r"kernels/(cpu|meta|emu|field)/"), "it is for GPUs alone"),
     *((place, re.compile(r"kernels/(cpu|meta|cuda|emu|field)/"), "it runs on every device and may not know on which")

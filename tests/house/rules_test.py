@@ -54,7 +54,10 @@ class Rules(unittest.TestCase):
             self.expect(name, 2, "may not know on which", {name: HEAD + '#include "kernels/cuda/memory.hpp"\n'})
         self.expect("sharded/comm/nccl/a.cpp", 2, "for GPUs alone",
                     {"sharded/comm/nccl/a.cpp": HEAD + '#include "kernels/cpu/cpu_device.hpp"\n'})
+        self.expect("harness/proof/a.cpp", 2, "the field alone",
+                    {"harness/proof/a.cpp": HEAD + '#include "kernels/cpu/cpu_device.hpp"\n'})
         self.assertEqual([], self.found({
+            "harness/proof/a.cpp": HEAD + '#include "kernels/field/field_device.hpp"\n',
             "sharded/runner.cpp": HEAD + '#include "kernels/device.hpp"\n',
             "sharded/comm/nccl/a.cpp": HEAD + '#include "kernels/cuda/memory.hpp"\n'}))
 

@@ -21,7 +21,8 @@ run(0 text ${prefix}/bin/shardcheck verify tiny-llama --plan only-installed --tp
 run(2 text ${BUILD_DIR}/shardcheck verify tiny-llama --plan only-installed --tp 1 --dtype f32 --phase prefill)
 
 set(configure ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -G ${GENERATOR}
-  -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_PREFIX_PATH=${prefix})
+  -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_PREFIX_PATH=${prefix}
+  -D EXAMPLES_DIR=${CMAKE_CURRENT_LIST_DIR}/../../docs/examples)
 run(0 text ${configure} -B ${WORK_DIR}/build -D VERSION=${VERSION})
 run(0 text ${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(0 text ${CMAKE_CTEST_COMMAND} --test-dir ${WORK_DIR}/build --output-on-failure --no-tests=error)

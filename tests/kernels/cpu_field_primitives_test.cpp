@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <cmath>
 #include <map>
 
+#include "kernels/cpu/cpu_device.hpp"
 #include "tests/kernels/field_rig.hpp"
 
 namespace shardcheck {
@@ -246,6 +248,22 @@ TEST(FieldLayouts, AreReadThroughTheirStrides) {
     rig.device().linear(rig.stream(), inset(x, turned), inset(w, !turned), nullptr, out);
     EXPECT_EQ(rig.get(out), dense);
   }
+}
+
+TEST(FieldPrimitives, RopesTablesAreGivensOfTheAngle) {
+  const FieldDevice field(3);
+  const std::vector<double> angles{0.0, 0.25, 2.0, -0.0, 0.25, 3.0};
+  const HostTensor cos = field.cosines(DType::field, {2, 3}, angles), sin = field.sines(DType::field, {2, 3}, angles);
+  EXPECT_EQ(cos.shape(), (std::vector<std::int64_t>{2, 3}));
+  for (std::size_t i = 0; i < angles.size(); ++i) {
+    EXPECT_EQ(cos.as<Residue>()[i], field.givens().cosine(angles[i]));
+    EXPECT_EQ(sin.as<Residue>()[i], field.givens().sine(angles[i]));
+  }
+  EXPECT_EQ(cos.as<Residue>()[0], cos.as<Residue>()[3]);
+  EXPECT_NE(cos.as<Residue>()[1], sin.as<Residue>()[1]);
+  const auto cpu = make_cpu_device();
+  EXPECT_EQ(cpu->cosines(DType::f32, {1, 2}, std::vector<double>{0.5, 1.0}).at(1), double{static_cast<float>(std::cos(1.0))});
+  EXPECT_EQ(cpu->sines(DType::f64, {1, 2}, std::vector<double>{0.5, 1.0}).at(0), std::sin(0.5));
 }
 
 }  // namespace

@@ -142,6 +142,26 @@ TEST_P(DeviceTest, WrongDTypesAndDevicesAreRefused) {
             "");
 }
 
+TEST_P(DeviceTest, WrongPartsOfANormAreRefused) {
+  Stream& s = *stream_;
+  const DType bf16 = DType::bf16;
+  device_->square_sum(s, t(3, 4), t(3, 1));
+  EXPECT_NE(refusal([&] { device_->square_sum(s, t(3, 4), t(2, 1)); }), "");
+  EXPECT_NE(refusal([&] { device_->square_sum(s, t(3, 4), t(3, 2)); }), "");
+  device_->square_sum(s, t(3, 4, bf16), t(3, 1));
+  EXPECT_NE(refusal([&] { device_->square_sum(s, t(3, 4, bf16), t(3, 1, bf16)); }), "");
+  device_->rms_apply(s, t(3, 4), t(1, 4), t(3, 1), 8, 1e-5, t(3, 4));
+  EXPECT_NE(refusal([&] { device_->rms_apply(s, t(3, 4), t(1, 8), t(3, 1), 8, 1e-5, t(3, 4)); }), "");
+  EXPECT_NE(refusal([&] { device_->rms_apply(s, t(3, 4), t(1, 4), t(4, 1), 8, 1e-5, t(3, 4)); }), "");
+  EXPECT_NE(refusal([&] { device_->rms_apply(s, t(3, 4), t(1, 4), t(3, 1), 8, 1e-5, t(3, 8)); }), "");
+  EXPECT_THAT(refusal([&] { device_->rms_apply(s, t(3, 4), t(1, 4), t(3, 1), 3, 1e-5, t(3, 4)); }),
+              HasSubstr("here 3"));
+  EXPECT_NE(refusal([&] {
+              device_->rms_apply(s, t(3, 4, bf16), t(1, 4, bf16), t(3, 1, bf16), 8, 1e-5, t(3, 4, bf16));
+            }),
+            "");
+}
+
 TEST_P(DeviceTest, WrongVocabularyWorkIsRefused) {
   Stream& s = *stream_;
   const DType i64 = DType::i64;

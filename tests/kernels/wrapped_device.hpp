@@ -45,6 +45,14 @@ class WrappedDevice : public Device {
     inner_->hash(stream, inside(tensor), inside(slots), index);
   }
   void poison(Stream& stream, const Tensor& out) override { inner_->poison(stream, inside(out)); }
+  HostTensor cosines(DType dtype, std::vector<std::int64_t> shape,
+                     std::span<const double> angles) const override {
+    return inner_->cosines(dtype, std::move(shape), angles);
+  }
+  HostTensor sines(DType dtype, std::vector<std::int64_t> shape,
+                   std::span<const double> angles) const override {
+    return inner_->sines(dtype, std::move(shape), angles);
+  }
 
  protected:
   Device& inner() const { return *inner_; }
@@ -137,6 +145,13 @@ class WrappedDevice : public Device {
   void do_cross_entropy_finish(Stream& stream, const CrossEntropyState& state,
                                const Tensor& loss) override {
     inner_->cross_entropy_finish(stream, inside(state), inside(loss));
+  }
+  void do_square_sum(Stream& stream, const Tensor& x, const Tensor& out) override {
+    inner_->square_sum(stream, inside(x), inside(out));
+  }
+  void do_rms_apply(Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& squares,
+                    std::int64_t features, double eps, const Tensor& out) override {
+    inner_->rms_apply(stream, inside(x), inside(weight), inside(squares), features, eps, inside(out));
   }
 
  private:

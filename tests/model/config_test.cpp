@@ -7,52 +7,15 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "input_error.hpp"
 #include "model/modules.hpp"
+#include "small_configs.hpp"
 
 namespace shardcheck {
 namespace {
 
-using nlohmann::json;
 using testing::HasSubstr;
-
-json llama() {
-  return {{"model_type", "llama"},  {"hidden_size", 48},        {"intermediate_size", 80},
-          {"num_hidden_layers", 3}, {"num_attention_heads", 6}, {"num_key_value_heads", 2},
-          {"vocab_size", 97},       {"rms_norm_eps", 1e-5}};
-}
-
-json qwen2() {
-  json config = llama();
-  config["model_type"] = "qwen2";
-  return config;
-}
-
-json gpt2() {
-  return {{"model_type", "gpt2"}, {"n_embd", 40},     {"n_layer", 2},
-          {"n_head", 5},          {"vocab_size", 61}, {"n_positions", 33}};
-}
-
-json with(json config, const json& changes) {
-  config.update(changes);
-  return config;
-}
-
-json without(json config, const char* key) {
-  config.erase(key);
-  return config;
-}
-
-Config parse(const json& config, const ConfigOptions& options = {}) {
-  return parse_config(config.dump(), "dir/tiny/config.json", options);
-}
-
-std::string error(const json& config, const ConfigOptions& options = {}) {
-  return input_error([&] { parse(config, options); });
-}
 
 TEST(Config, ReadsALlama) {
   const Config config = parse(with(llama(), {{"head_dim", 10},
@@ -201,11 +164,11 @@ TEST(Config, RefusesByNameWhatIsNotListed) {
   EXPECT_NO_THROW(parse(with(gpt2(), {{"activation_function", "gelu_pytorch_tanh"}})));
   EXPECT_THAT(error(with(llama(), {{"hidden_act", "gelu"}})), HasSubstr("silu"));
   EXPECT_THAT(error(with(llama(), {{"model_type", "gemma"}})),
-              HasSubstr("llama, mistral, qwen2, gpt2"));
+              HasSubstr("llama, mistral, qwen2, qwen3, olmo2, phi3, gpt2"));
 }
 
 TEST(Config, EveryKeyIsInOneList) {
-  for (const char* model_type : {"llama", "mistral", "qwen2", "gpt2"}) {
+  for (const char* model_type : {"llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "gpt2"}) {
     const ConfigKeys keys = config_keys(model_type);
     std::set<std::string> seen;
     for (const auto* list : {&keys.used, &keys.without_effect, &keys.refused}) {
@@ -341,12 +304,17 @@ TEST(Config, ShippedOnesAreThePublicValues) {
   EXPECT_EQ(parameters("mistral-7b"), 7241732096.0);
   EXPECT_EQ(parameters("qwen2-7b"), 7615616512.0);
   EXPECT_EQ(parameters("smollm2-135m"), 134515008.0);
+  EXPECT_EQ(parameters("qwen3-8b"), 8190735360.0);
+  EXPECT_EQ(parameters("olmo2-7b"), 7298617344.0);
+  EXPECT_EQ(parameters("phi3-mini-4k"), 3821079552.0);
   EXPECT_EQ(parameters("gpt2"), 124439808.0);
   EXPECT_EQ(parameters("gpt2-medium"), 354823168.0);
   EXPECT_EQ(parameters("gpt2-large"), 774030080.0);
   EXPECT_EQ(parameters("gpt2-xl"), 1557611200.0);
   EXPECT_NEAR(parameters("gpt-3-175b"), 175e9, 0.5e9);
   EXPECT_EQ(read("mistral-7b").windows[31], 4096);
+  EXPECT_EQ(read("phi3-mini-4k").windows[31], 2047);
+  EXPECT_EQ(read("qwen3-8b").head_dim, 128);
   EXPECT_EQ(read("llama-3.1-405b").rope.type, RopeConfig::Type::llama3);
 }
 

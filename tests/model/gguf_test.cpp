@@ -227,6 +227,27 @@ TEST(Gguf, RowsOfQAndKAreUnpermutedForLlamaOnly) {
   EXPECT_GT(moved, 0u);
 }
 
+TEST(Gguf, ReadsTheNormsOfAQwen3) {
+  const TempFolder folder;
+  TinyGguf tiny("qwen3");
+  for (const std::string at : {"blk.0.", "blk.1."}) {
+    tiny.add(at + "attn_q_norm.weight", DType::f32, {8});
+    tiny.add(at + "attn_k_norm.weight", DType::f32, {8});
+  }
+  const Model model = load_model(folder.write("tiny.gguf", tiny.writer().bytes()).string());
+  EXPECT_EQ(model.config().family, Family::qwen3);
+  read_everything(model);
+  for (std::int64_t row = 0; row < 8; ++row) {
+    EXPECT_EQ(read_row(model, "layers.1.self_attn.q_norm.weight", row),
+              tiny.row("blk.1.attn_q_norm.weight", row));
+    EXPECT_EQ(read_row(model, "layers.0.self_attn.k_norm.weight", row),
+              tiny.row("blk.0.attn_k_norm.weight", row));
+  }
+  for (std::int64_t row = 0; row < 32; ++row)  // rotated in halves in the file already
+    EXPECT_EQ(read_row(model, "layers.1.self_attn.q_proj.weight", row),
+              tiny.row("blk.1.attn_q.weight", row));
+}
+
 TEST(Gguf, AnOutputMatrixUntiesTheHead) {
   const TempFolder folder;
   TinyGguf tiny;
@@ -298,7 +319,11 @@ TEST(Gguf, RefusesWhatWouldChangeTheModel) {
               HasSubstr("dimension_count"));
   EXPECT_THAT(load_error(with_key([](GgufWriter& f) { f.add_u32("llama.block_count", 2); })),
               HasSubstr("twice"));
-  EXPECT_THAT(load_error(TinyGguf("mamba").writer().bytes()), HasSubstr("llama, qwen2 or gpt2"));
+  EXPECT_THAT(load_error(TinyGguf("mamba").writer().bytes()),
+              HasSubstr("llama, qwen2, qwen3 or gpt2"));
+  for (const char* other : {"olmo2", "phi3"})
+    EXPECT_THAT(load_error(TinyGguf(other).writer().bytes()),
+                HasSubstr("safetensors with its config.json"));
 
   TinyGguf factors;
   factors.add("rope_freqs.weight", DType::f32, {4});

@@ -97,6 +97,72 @@ TEST(Modules, OfAGpt2) {
   EXPECT_EQ(block_paths(config, 0).mlp, "h.0.mlp");
 }
 
+// qwen3's norms are of one head, olmo2's of all heads; olmo2 has no norm before its branches.
+TEST(Modules, OfAQwen3AndAnOlmo2) {
+  const auto text = [](const std::string& model_type) {
+    return R"({"model_type": ")" + model_type + R"(", "hidden_size": 20, "intermediate_size": 28,
+      "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 31,
+      "attention_bias": true})";
+  };
+  const std::vector<Module> qwen3 = modules(parse_config(text("qwen3"), "c.json"));
+  EXPECT_EQ(paths(qwen3), (std::vector<std::string>{
+                              "embed_tokens", "layers.0.input_layernorm",
+                              "layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj",
+                              "layers.0.self_attn.v_proj", "layers.0.self_attn.q_norm",
+                              "layers.0.self_attn.k_norm", "layers.0.self_attn.o_proj",
+                              "layers.0.post_attention_layernorm", "layers.0.mlp.gate_proj",
+                              "layers.0.mlp.up_proj", "layers.0.mlp.down_proj", "norm", "lm_head"}));
+  EXPECT_EQ(qwen3[2].out, 24);
+  EXPECT_EQ(qwen3[5].role, ModuleRole::q_norm);
+  EXPECT_EQ(qwen3[6].role, ModuleRole::k_norm);
+  EXPECT_EQ(qwen3[5].out, 4);
+  EXPECT_EQ(qwen3[6].out, 4);
+  EXPECT_TRUE(qwen3[2].has_bias && qwen3[7].has_bias);
+  EXPECT_FALSE(qwen3[5].has_bias || qwen3[9].has_bias);
+
+  const std::vector<Module> olmo2 = modules(parse_config(text("olmo2"), "c.json"));
+  EXPECT_EQ(
+      paths(olmo2),
+      (std::vector<std::string>{
+          "embed_tokens", "layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj",
+          "layers.0.self_attn.v_proj", "layers.0.self_attn.q_norm", "layers.0.self_attn.k_norm",
+          "layers.0.self_attn.o_proj", "layers.0.post_attention_layernorm",
+          "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj", "layers.0.mlp.down_proj",
+          "layers.0.post_feedforward_layernorm", "norm", "lm_head"}));
+  EXPECT_EQ(olmo2[4].out, 24);
+  EXPECT_EQ(olmo2[5].out, 8);
+  EXPECT_EQ(olmo2[7].role, ModuleRole::attention_post_norm);
+  EXPECT_EQ(olmo2[7].out, 20);
+  EXPECT_EQ(olmo2[11].role, ModuleRole::mlp_post_norm);
+}
+
+TEST(Modules, OfAPhi3) {
+  const std::vector<Module> all = modules(parse_config(
+      R"({"model_type": "phi3", "hidden_size": 24, "intermediate_size": 17, "num_hidden_layers": 1,
+          "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 31})",
+      "c.json"));
+  EXPECT_EQ(paths(all),
+            (std::vector<std::string>{
+                "embed_tokens", "layers.0.input_layernorm", "layers.0.self_attn.qkv_proj",
+                "layers.0.self_attn.o_proj", "layers.0.post_attention_layernorm",
+                "layers.0.mlp.gate_up_proj", "layers.0.mlp.down_proj", "norm", "lm_head"}));
+  const Module& qkv = all[2];
+  EXPECT_EQ(qkv.out, 24 + 2 * 8);
+  EXPECT_EQ(qkv.role, ModuleRole::qkv);
+  ASSERT_EQ(qkv.sections.size(), 3u);
+  EXPECT_EQ(qkv.sections[1].role, ModuleRole::k);
+  EXPECT_EQ(qkv.sections[1].begin, 24);
+  EXPECT_EQ(qkv.sections[2].begin, 32);
+  EXPECT_EQ(qkv.sections[2].end, 40);
+  const Module& gate_up = all[5];
+  EXPECT_EQ(gate_up.out, 34);
+  EXPECT_EQ(gate_up.role, ModuleRole::gate_up);
+  ASSERT_EQ(gate_up.sections.size(), 2u);
+  EXPECT_EQ(gate_up.sections[0].role, ModuleRole::gate);
+  EXPECT_EQ(gate_up.sections[1].begin, 17);
+  EXPECT_FALSE(qkv.has_bias || gate_up.has_bias || qkv.stored_transposed);
+}
+
 TEST(Names, OnePrefixMeansNothing) {
   EXPECT_EQ(strip_prefix("model.layers.0.mlp"), "layers.0.mlp");
   EXPECT_EQ(strip_prefix("transformer.h.0.mlp"), "h.0.mlp");

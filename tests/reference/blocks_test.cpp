@@ -104,6 +104,26 @@ TYPED_TEST(Blocks, RmsNormEqualsItsFormula) {
   EXPECT_FALSE(within(rms_norm<T>(x, w, 1.01e-2), naive_rms_norm(x, w, 1e-2)));
 }
 
+// Head by head with the same weight; a norm of the whole row, or of heads of another size, is another number.
+TYPED_TEST(Blocks, HeadNormIsRmsNormOfEachHead) {
+  using T = TypeParam;
+  for (const std::int64_t tokens : {4, 1, 0}) {
+    const Matrix<T> x = varied<T>(tokens, 3 * 14, 16);
+    const std::vector<T> w = varied_vector<T>(14, 17);
+    const Matrix<T> y = head_norm<T>(x, w, 1e-2);
+    ASSERT_EQ(y.rows(), tokens);
+    ASSERT_EQ(y.cols(), x.cols());
+    for (std::int64_t head = 0; head < 3; ++head) {
+      const Matrix<T> mine = columns(x, head * 14, 14);
+      EXPECT_TRUE(within(columns(y, head * 14, 14), naive_rms_norm(mine, w, 1e-2)));
+    }
+    if (tokens == 0) continue;
+    std::vector<T> spread;
+    for (int head = 0; head < 3; ++head) spread.insert(spread.end(), w.begin(), w.end());
+    EXPECT_FALSE(within(y, naive_rms_norm(x, spread, 1e-2)));
+  }
+}
+
 template <typename T>
 std::vector<Expected<T>> naive_layer_norm(const Matrix<T>& x, const std::vector<T>& w,
                                           const std::vector<T>& b, double eps) {

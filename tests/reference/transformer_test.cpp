@@ -40,7 +40,8 @@ double relative_difference(const Matrix<double>& a, const Matrix<T>& b) {
 class EveryModel : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, EveryModel,
                          testing::Values("tiny-llama", "tiny-llama-bias", "tiny-qwen2",
-                                         "tiny-mistral", "tiny-gpt2", "tiny-odd-vocab"),
+                                         "tiny-mistral", "tiny-gpt2", "tiny-odd-vocab",
+                                         "tiny-qwen3", "tiny-olmo2", "tiny-phi3"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -108,7 +109,9 @@ TEST_P(EveryModel, IsBitwiseTheSameInEveryRun) {
 TEST_P(EveryModel, AttentionReadsTheRowsThatItsWindowShows) {
   const Model model = shipped(GetParam());
   const Config& config = model.config();
-  const bool gpt2 = config.family == Family::gpt2;
+  const bool gpt2 = config.family == Family::gpt2, phi3 = config.family == Family::phi3;
+  const std::string keys = gpt2 ? ".c_attn.k" : ".k_rot";
+  const std::string values = gpt2 ? ".c_attn.v" : phi3 ? ".qkv_proj.v" : ".v_proj";
   Transformer<double> transformer(model);
   std::map<std::string, std::vector<double>> written;  // every row so far
   std::int64_t length = 0;
@@ -119,9 +122,8 @@ TEST_P(EveryModel, AttentionReadsTheRowsThatItsWindowShows) {
         const std::string path = block_paths(config, layer).attention;
         const std::int64_t window = config.windows[static_cast<std::size_t>(layer)].value_or(0);
         const std::int64_t first = window == 0 ? 0 : std::max<std::int64_t>(0, length - window + 1);
-        for (const auto& [source, cache] :
-             {std::pair(path + (gpt2 ? ".c_attn.k" : ".k_rot"), path + ".k_cache"),
-              std::pair(path + (gpt2 ? ".c_attn.v" : ".v_proj"), path + ".v_cache")}) {
+        for (const auto& [source, cache] : {std::pair(path + keys, path + ".k_cache"),
+                                            std::pair(path + values, path + ".v_cache")}) {
           std::vector<double>& rows = written[cache];
           if (name == source) rows.insert(rows.end(), value.values().begin(), value.values().end());
           if (name != cache) continue;

@@ -80,6 +80,28 @@ TEST(ForcedProgram, EndsAtTheValueWhoseShapesDoNotFit) {
   }
 }
 
+// A step does what the plan says; where its readers take another value the run ends behind it, and is not put right.
+TEST(ForcedProgram, EndsAtAStepThatLeavesWhatItsReadersCannotTake) {
+  const Registry ops = builtin_ops();
+  const Model model = make_model({});
+  const std::string cuts = std::string(kEmbedCut) + ", " + kMlpCuts;
+  const std::pair<std::string, std::string> cases[] = {
+      {R"json("embed_tokens.out": "all_reduce(sum, tp)",
+              "layers.*.mlp.down_proj.out": "reduce_scatter(sum, features, tp)")json",
+       "layers.0.mlp.down_proj"},
+      {R"json("embed_tokens.out": ["all_reduce(sum, tp)", "slice(tokens, tp)"],
+              "layers.*.mlp.down_proj.out": "all_reduce(sum, tp)")json",
+       "embed_tokens"},
+  };
+  for (const auto& [collectives, tap] : cases) {
+    const Ran ran = run(model, tp_plan(cuts, collectives), line(2), {prefill({6}, 257)}, ops);
+    EXPECT_FALSE(ran.program.findings.empty()) << tap;
+    ASSERT_TRUE(ran.result.ended) << tap;
+    EXPECT_EQ(ran.result.ended->site, tap);
+    EXPECT_THAT(ran.result.ended->message, ::testing::HasSubstr("what reads it takes it as R"));
+  }
+}
+
 TEST(ForcedProgram, OnlyWastesTrafficWhereWholeValuesAreGathered) {
   const Registry ops = builtin_ops();
   const Model model = make_model({});

@@ -7,6 +7,7 @@
 #include "model/error.hpp"
 #include "sharded/op.hpp"
 #include "sharded/placement_rules.hpp"
+#include "sharded/step_rules.hpp"
 #include "tests/sharded/small_models.hpp"
 
 namespace shardcheck {
@@ -125,8 +126,32 @@ TEST(ElementwiseRule, TheStepThatRepairsAMaximumIsAMaximum) {
   Rules rules;
   const Placed placed = rules.place("unary", {of_kind(Kind::P_max)});
   ASSERT_EQ(placed.violations.size(), 1u);
-  EXPECT_EQ(placed.violations[0].fix, "all_reduce(max, x)");
+  EXPECT_EQ(placed.violations[0].fix, kRepairStep);
+  const std::optional<CollectiveStep> step = step_between({Kind::P_max, Dim::features}, {}, "x");
+  ASSERT_TRUE(step.has_value());
+  EXPECT_EQ(to_string(*step), "all_reduce(max, x)");
   EXPECT_EQ(placed.violations[0].assumed, of_kind(Kind::R));
+}
+
+TEST(HeadNormRule, HeadsMayBeCutButNotCutThrough) {
+  Rules rules;
+  const Attributes two{{"head_dim", 2.0}, {"eps", 1e-6}}, four{{"head_dim", 4.0}, {"eps", 1e-6}};
+  for (const Kind kind : {Kind::R, Kind::S}) {  // [0, 6) and [6, 12)
+    const Placed placed = rules.place("head_norm", {of_kind(kind)}, two);
+    ASSERT_EQ(placed.outputs.size(), 1u);
+    EXPECT_EQ(placed.outputs[0], of_kind(kind));
+  }
+  EXPECT_EQ(rules.rule("head_norm", {of_kind(Kind::S)}, four), "head_is_cut");
+  EXPECT_EQ(rules.rule("head_norm", {of_kind(Kind::P_sum)}, two), "partial_into_nonlinear");
+  EXPECT_EQ(rules.rule("head_norm", {of_kind(Kind::P_max)}, two), "partial_into_nonlinear");
+  for (const Dim rows : {Dim::tokens, Dim::sequences}) {
+    Layout cut = of_kind(Kind::R);
+    cut.placements[1] = Placement::sharded(rows);
+    cut.row_axes = {1};
+    const Placed placed = rules.place("head_norm", {cut}, two);
+    ASSERT_EQ(placed.outputs.size(), 1u);
+    EXPECT_EQ(placed.outputs[0], cut);
+  }
 }
 
 TEST(SplitRule, TakesEachRanksPartOfTheSection) {
@@ -142,7 +167,7 @@ TEST(SplitRule, TakesEachRanksPartOfTheSection) {
 TEST(Registry, FindsOpsByNameAndNamesTheNearest) {
   const Registry ops = builtin_ops();
   for (const std::string& name : ops.names()) EXPECT_EQ(ops.find(name).name(), name);
-  EXPECT_EQ(ops.names().size(), 13u);
+  EXPECT_EQ(ops.names().size(), 16u);
   try {
     ops.find("rmsnorm");
     FAIL();

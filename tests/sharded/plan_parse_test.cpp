@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "model/shipped.hpp"
 #include "sharded/plan.hpp"
 #include "tests/model/input_error.hpp"
 
@@ -123,12 +124,17 @@ TEST(PlanText, KeepsRulesInTheirOrder) {
 }
 
 TEST(ShippedPlans, ParseUnderTheirNames) {
-  for (const std::string name : {"megatron", "replicated"}) {
+  const std::vector<std::string> shipped = shipped_names("plans");
+  EXPECT_THAT(shipped, ::testing::IsSupersetOf({"megatron", "megatron_sp", "vocab_replicated",
+                                                "attention_dp", "tp2d", "row_first", "column_gather",
+                                                "kv_replicated", "replicated"}));
+  for (const std::string& name : shipped) {
     const Plan plan = load_plan(name);
     EXPECT_EQ(plan.name, name);
-    EXPECT_THAT(plan.mesh, ElementsAre("tp"));
+    if (name == "replicated") continue;
+    for (const std::string family : {"llama", "olmo2", "phi3", "gpt2"})
+      EXPECT_TRUE(plan.families.contains(family)) << name << " for " << family;
   }
-  EXPECT_EQ(load_plan("megatron").families.size(), 2u);
   EXPECT_THAT(input_error([] { load_plan("megatorn"); }), HasSubstr("\"megatron\""));
 }
 

@@ -30,21 +30,27 @@ struct Whole {
   std::vector<double> values;
 };
 
-/// The ranks' parts of a value.
+/// The ranks' parts of a value, and which of its rows each has.
 struct Parts {
   Layout layout;
+  std::int64_t rows = 0;  // of the whole value
+  std::vector<Ranges> held;
   std::vector<HostTensor> ranks;
 };
 
 class Taps final : public TapSink {
  public:
   explicit Taps(Mesh mesh) : mesh_(std::move(mesh)) {}
+  /// What runs now: both must live until it has ended.
+  void begin(const Program& program, const std::vector<Step>& steps) {
+    program_ = &program;
+    steps_ = &steps;
+  }
   bool wants(std::string_view) const override { return true; }
   void take(const TapInfo& info, HostTensor value) override {
     const std::lock_guard lock(mutex_);
     Parts& parts = parts_[{info.phase, info.step, std::string(info.name)}];
-    parts.layout = *info.layout;
-    parts.ranks.resize(static_cast<std::size_t>(mesh_.ranks()));
+    if (parts.ranks.empty()) describe(info, parts);
     parts.ranks[static_cast<std::size_t>(info.rank)] = std::move(value);
   }
 
@@ -54,14 +60,14 @@ class Taps final : public TapSink {
     return parts_.at({phase, step, name});
   }
 
-  /// Flat indices, in the whole value of `rows` rows, of what a rank holds, in its order.
-  std::vector<std::size_t> indices(const Layout& layout, int rank, std::int64_t rows) const {
+  /// Flat indices, in the whole value, of what a rank holds, in its order.
+  std::vector<std::size_t> indices(const Parts& parts, int rank) const {
     std::vector<std::size_t> all;
-    for (const Range& tokens : layout.token_ranges(mesh_, rank, rows)) {
-      for (std::int64_t row = tokens.begin; row < tokens.end; ++row) {
-        for (const Range& range : layout.feature_ranges(rank)) {
+    for (const Range& rows : parts.held[static_cast<std::size_t>(rank)]) {
+      for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        for (const Range& range : parts.layout.feature_ranges(rank)) {
           for (std::int64_t col = range.begin; col < range.end; ++col)
-            all.push_back(static_cast<std::size_t>(row * layout.features + col));
+            all.push_back(static_cast<std::size_t>(row * parts.layout.features + col));
         }
       }
     }
@@ -70,19 +76,12 @@ class Taps final : public TapSink {
 
   /// The value that the parts make up; where several ranks own an element, the lowest one's. NaN where nobody does.
   Whole whole(const Parts& parts) const {
-    Whole result{0, parts.layout.features, {}};
-    for (const HostTensor& part : parts.ranks) {
-      // Tokens are cut for a count that only the sum of the parts tells.
-      result.rows = parts.layout.token_axes.empty() ? std::max(result.rows, part.rows())
-                                                    : result.rows + part.rows();
-    }
-    if (!parts.layout.token_axes.empty())
-      result.rows = result.rows * mesh_.group_size(parts.layout.token_axes) / mesh_.ranks();
+    Whole result{parts.rows, parts.layout.features, {}};
     result.values.assign(static_cast<std::size_t>(result.rows * result.cols),
                          std::numeric_limits<double>::quiet_NaN());
     for (int rank = mesh_.ranks() - 1; rank >= 0; --rank) {
       const std::vector<double> part = parts.ranks[static_cast<std::size_t>(rank)].to_f64();
-      const std::vector<std::size_t> owned = indices(parts.layout, rank, result.rows);
+      const std::vector<std::size_t> owned = indices(parts, rank);
       EXPECT_EQ(part.size(), owned.size()) << "a part has another shape than its layout";
       for (std::size_t i = 0; i < std::min(part.size(), owned.size()); ++i)
         result.values[owned[i]] = part[i];
@@ -94,7 +93,28 @@ class Taps final : public TapSink {
   }
 
  private:
+  void describe(const TapInfo& info, Parts& parts) const {
+    parts.layout = *info.layout;
+    parts.ranks.resize(static_cast<std::size_t>(mesh_.ranks()));
+    if (program_ == nullptr) return;  // nobody will ask which rows these are
+    const auto value = std::find_if(
+        program_->values.begin(), program_->values.end(),
+        [&](const Value& v) { return v.name == info.name && v.layout == *info.layout; });
+    std::vector<const Step*> so_far;
+    for (const Step& step : *steps_) {
+      so_far.push_back(&step);
+      if (step.phase == info.phase && step.index == info.step) break;
+    }
+    Value whole{value->name, Layout::replicated(value->layout.features, mesh_), value->dtype,
+                value->rows, value->window};
+    parts.rows = total(held_rows(whole, mesh_, 0, so_far));
+    for (int rank = 0; rank < mesh_.ranks(); ++rank)
+      parts.held.push_back(held_rows(*value, mesh_, rank, so_far));
+  }
+
   Mesh mesh_;
+  const Program* program_ = nullptr;
+  const std::vector<Step>* steps_ = nullptr;
   std::mutex mutex_;
   std::map<Key, Parts> parts_;
 };
@@ -126,6 +146,7 @@ inline Ran run(const Model& model, const Plan& plan, const Mesh& mesh,
                const std::vector<Step>& steps, const Registry& ops, const RunSetup& setup = {}) {
   Ran ran{program_of(model, plan, mesh, ops), std::make_unique<Taps>(mesh), {}};
   if (setup.fuse) ran.program = fuse(ran.program, ops);
+  ran.taps->begin(ran.program, steps);
   const auto device = builtin_devices().make(setup.device);
   const auto world = builtin_worlds().make(setup.world, mesh);
   WeightStore weights(model, setup.settings.storage);
@@ -214,7 +235,7 @@ inline void expect_same_values(const Ran& single, const Ran& sharded, double lim
     for (int rank = 0; rank < sharded.program.mesh.ranks(); ++rank) {
       const std::vector<double> got = parts.ranks[static_cast<std::size_t>(rank)].to_f64();
       std::vector<double> share;
-      for (const std::size_t i : sharded.taps->indices(parts.layout, rank, expected.rows))
+      for (const std::size_t i : sharded.taps->indices(parts, rank))
         share.push_back(expected.values[i]);
       EXPECT_LE(max_difference(share, got), limit * max_size(expected.values))
           << where << ", rank " << rank;

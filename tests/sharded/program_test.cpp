@@ -143,7 +143,7 @@ TEST(Program, CollectsAnInputThatModulesShareOnce) {
              "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(tokens, tp)",
              "layers.*.self_attn.o_proj.out": "reduce_scatter(sum, tokens, tp)",
              "layers.*.mlp.gate_proj.in": "all_gather(tokens, tp)",
-             "layers.*.mlp.down_proj.out": "reduce_scatter(sum, sequence, tp)",
+             "layers.*.mlp.down_proj.out": "reduce_scatter(sum, tokens, tp)",
              "norm.in": "all_gather(tokens, tp)")json";
   const Program program = program_of(shape, tp_plan(cuts, sums), line(3), ops);
   EXPECT_TRUE(program.findings.empty());
@@ -166,12 +166,6 @@ TEST(Program, RefusesTwoWaysToCollectOneInput) {
   const std::string message = input_error([&] { program_of({}, plan, line(2), ops); });
   EXPECT_THAT(message, HasSubstr("layers.0.self_attn.v_proj.in"));
   EXPECT_THAT(message, HasSubstr("collected already"));
-}
-
-TEST(Program, RefusesCollectivesOfAStatistic) {
-  const Registry ops = builtin_ops();
-  const Plan plan = tp_plan("", R"json("norm.stat": "all_reduce(sum, tp)")json");
-  EXPECT_THAT(input_error([&] { program_of({}, plan, line(2), ops); }), HasSubstr("norm.stat"));
 }
 
 TEST(Program, ChangesWithThePhaseWhereThePlanDoes) {
@@ -262,7 +256,8 @@ std::vector<Broken> broken_plans() {
       {"column_parallel_of_a_cut_input", llama, entry(q, tp("shard(out by head)")),
        entry(q + ".in", "\"slice(features, tp)\""), 2, "sum_over_shard", "linear",
        "layers.0.self_attn.q_proj.in", "S(features)", "R",
-       at("layers.0.self_attn.q_proj.in", "all_gather(features, tp)"), true},
+       R"json(in weights "layers.0.self_attn.q_proj": {"tp": "shard(in)"}, and "layers.0.self_attn.q_proj.out": "all_reduce(sum, tp)")json",
+       true},
       {"row_parallel_of_a_whole_input", llama, entry("layers.*.mlp.down_proj", tp("shard(in)")),
        kMlpSum, 2, "row_parallel_needs_shard", "linear", "layers.0.mlp.act", "R", "S(features)",
        at(down + ".in", "slice(features, tp)"), true},
@@ -294,19 +289,19 @@ std::vector<Broken> broken_plans() {
             entry("layers.*.self_attn.{k,v}_proj",
                   R"json({"tp": {"shard": "out", "by": "kv_head", "ranges": {"2": [[[0,1]],[[1,3]]]}}})json")),
        "", 2, "kv_head_missing", "attention", "layers.0.self_attn.k_cache", "S(features)", "R",
-       "all_gather(features, tp)", true},
+       R"json(in weights "layers.0.self_attn.k_proj": {"tp": "shard(out by kv_head)"})json", true},
       {"tokens_into_column_parallel", llama, kMlpCuts,
        both(kMlpSum, R"json("layers.*.mlp.gate_proj.in": "slice(tokens, tp)")json"), 2,
        "tokens_into_column_parallel", "linear", "layers.0.mlp.gate_proj.in", "S(tokens)", "R",
-       at("layers.0.mlp.gate_proj.in", "all_gather(tokens, tp)"), true},
+       R"json("layers.0.mlp.gate_proj.in": [])json", true},
       {"tokens_into_row_parallel", llama, entry("layers.*.mlp.down_proj", tp("shard(in)")),
        both(kMlpSum, R"json("layers.*.mlp.down_proj.in": "slice(tokens, tp)")json"), 2,
-       "tokens_into_row_parallel", "linear", "layers.0.mlp.down_proj.in", "S(tokens)", "R",
-       at(down + ".in", "all_gather(tokens, tp)"), true},
+       "tokens_into_row_parallel", "linear", "layers.0.mlp.down_proj.in", "S(tokens)", "S(features)",
+       at(down + ".in", "slice(features, tp)"), true},
       {"tokens_into_attention", llama, "",
        R"json("layers.*.self_attn.q_proj.out": "slice(tokens, tp)")json", 2,
-       "tokens_into_attention", "rope", "layers.0.self_attn.q_proj", "S(tokens)", "R",
-       fix("layers.0.self_attn.q_proj", "all_gather(tokens, tp)"), true},
+       "tokens_into_attention", "attention", "layers.0.self_attn.q_rot", "S(tokens)", "R",
+       "all_gather(tokens, tp)", true},
       {"norm_over_a_shard", llama, entry("embed_tokens", tp("shard(features)")), "", 2,
        "statistic_over_shard", "rms_norm", "embed_tokens", "S(features)", "R",
        fix("embed_tokens", "all_gather(features, tp)"), true},
@@ -318,25 +313,27 @@ std::vector<Broken> broken_plans() {
        R"json("lm_head.in": "slice(features, tp)")json", 2, "output_not_replicated", "output",
        "lm_head", "P(sum)", "R", fix("lm_head", reduce), false},
       {"sum_of_whole_values", llama, "", kMlpSum, 2, "collective_misplaced", reduce,
-       down + ".partial", "R", "P(sum)", "", false},
+       down + ".partial", "R", "P(sum)", R"json("layers.0.mlp.down_proj.out": [])json", false},
       {"gather_of_whole_values", llama, "", kHeadGather, 2, "collective_misplaced",
-       "all_gather(vocab, tp)", "lm_head.partial", "R", "S(features)", "", true},
+       "all_gather(vocab, tp)", "lm_head.partial", "R", "S(features)", R"json("lm_head.out": [])json", true},
       {"gather_of_partial_values", llama, kMlpCuts,
        R"json("layers.*.mlp.down_proj.out": "all_gather(features, tp)")json", 2,
        "collective_misplaced", "all_gather(features, tp)", down + ".partial", "P(sum)",
-       "S(features)", "", true},
+       "S(features)", fix(down, reduce), true},
       {"maximum_of_a_sum", llama, kMlpCuts,
        R"json("layers.*.mlp.down_proj.out": "all_reduce(max, tp)")json", 2, "collective_misplaced",
-       "all_reduce(max, tp)", down + ".partial", "P(sum)", "P(max)", "", false},
+       "all_reduce(max, tp)", down + ".partial", "P(sum)", "P(max)", fix(down, reduce), false},
       {"slice_of_a_shard", llama, kHeadCut,
        R"json("lm_head.out": ["slice(vocab, tp)", "all_gather(vocab, tp)"])json", 2,
-       "collective_misplaced", "slice(vocab, tp)", "lm_head.partial", "S(features)", "R", "", true},
+       "collective_misplaced", "slice(vocab, tp)", "lm_head.partial", "S(features)", "R",
+       fix("lm_head", "all_gather(vocab, tp)"), true},
       {"exchange_of_whole_values", llama, "",
        R"json("layers.*.self_attn.o_proj.in": "all_to_all(tokens, features, tp)")json", 2,
        "collective_misplaced", "all_to_all(tokens, features, tp)", "layers.0.self_attn.attn", "R",
-       "S(features)", "", true},
+       "S(features)", R"json("layers.0.self_attn.o_proj.in": [])json", true},
       {"broadcast_of_a_shard", llama, kHeadCut, R"json("lm_head.out": "broadcast(0, tp)")json", 2,
-       "collective_misplaced", "broadcast(0, tp)", "lm_head.partial", "S(features)", "R", "", true},
+       "collective_misplaced", "broadcast(0, tp)", "lm_head.partial", "S(features)", "R",
+       fix("lm_head", "all_gather(features, tp)"), true},
   };
 }
 

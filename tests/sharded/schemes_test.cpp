@@ -27,8 +27,8 @@ constexpr const char* kSequenceParallel = R"json({ "name": "sequence", "mesh": [
     "embed_tokens.out": "reduce_scatter(sum, tokens, tp)",
     "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(tokens, tp)",
     "layers.*.self_attn.o_proj.out": "reduce_scatter(sum, tokens, tp)",
-    "layers.*.mlp.{gate,up}_proj.in": "all_gather(sequence, tp)",
-    "layers.*.mlp.down_proj.out": "reduce_scatter(sum, sequence, tp)",
+    "layers.*.mlp.{gate,up}_proj.in": "all_gather(tokens, tp)",
+    "layers.*.mlp.down_proj.out": "reduce_scatter(sum, tokens, tp)",
     "lm_head.in": "all_gather(tokens, tp)", "lm_head.out": "all_gather(vocab, tp)" } })json";
 
 // Attention by heads, its output exchanged for tokens: the projection after it needs no sum.
@@ -129,10 +129,93 @@ constexpr const char* kFusedByHeads = R"json({ "name": "fused by heads", "mesh":
 constexpr const char* kBroadcast = R"json({ "name": "broadcast", "mesh": ["tp"], "weights": {},
   "collectives": { "embed_tokens.out": "broadcast(1, tp)", "layers.*.mlp.down_proj.out": "broadcast(0, tp)" } })json";
 
+// Ulysses: tokens outside attention, heads inside.
+constexpr const char* kUlysses = R"json({ "name": "ulysses", "mesh": ["tp"], "weights": {},
+  "collectives": {
+    "embed_tokens.out": "slice(tokens, tp)",
+    "layers.*.self_attn.q_proj.out": "all_to_all(head, tokens, tp)",
+    "layers.*.self_attn.{k,v}_proj.out": "all_to_all(kv_head, tokens, tp)",
+    "layers.*.self_attn.o_proj.in": "all_to_all(tokens, head, tp)",
+    "lm_head.in": "all_gather(tokens, tp)" } })json";
+
+// The same for gpt2's fused projection, whose sections can't be exchanged apart: tokens are gathered for attention.
+constexpr const char* kTokensOutside = R"json({ "name": "tokens outside", "mesh": ["tp"], "weights": {},
+  "collectives": {
+    "{wte,wpe}.out": "slice(tokens, tp)",
+    "h.*.attn.c_attn.out": "all_gather(tokens, tp)",
+    "h.*.attn.c_proj.in": "slice(tokens, tp)",
+    "lm_head.in": "all_gather(tokens, tp)" } })json";
+
+// Whole sequences outside attention, heads inside.
+constexpr const char* kSequencesForHeads = R"json({ "name": "sequences for heads", "mesh": ["tp"], "weights": {},
+  "collectives": {
+    "embed_tokens.out": "slice(sequence, tp)",
+    "layers.*.self_attn.q_proj.out": "all_to_all(head, sequence, tp)",
+    "layers.*.self_attn.{k,v}_proj.out": "all_to_all(kv_head, sequence, tp)",
+    "layers.*.self_attn.o_proj.in": "all_to_all(sequence, head, tp)",
+    "lm_head.in": "all_gather(sequence, tp)" } })json";
+
+// Sequences over dp, and megatron within each of its rows.
+constexpr const char* kDataParallel = R"json({ "name": "dp x tp", "mesh": ["dp", "tp"],
+  "weights": {
+    "embed_tokens": {"tp": "shard(vocab)"}, "lm_head": {"tp": "shard(vocab)"},
+    "layers.*.self_attn.q_proj": {"tp": "shard(out by head)"},
+    "layers.*.self_attn.{k,v}_proj": {"tp": "shard(out by kv_head)"},
+    "layers.*.self_attn.o_proj": {"tp": "shard(in by head)"},
+    "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"}, "layers.*.mlp.down_proj": {"tp": "shard(in)"} },
+  "collectives": {
+    "embed_tokens.out": ["slice(sequence, dp)", "all_reduce(sum, tp)"],
+    "layers.*.self_attn.o_proj.out": "all_reduce(sum, tp)",
+    "layers.*.mlp.down_proj.out": "all_reduce(sum, tp)",
+    "lm_head.out": ["all_gather(vocab, tp)", "all_gather(sequence, dp)"] } })json";
+
+// Sequences dealt out over two axes; attention at home, the MLP's tokens gathered over both at once.
+constexpr const char* kSequencesByTwoAxes = R"json({ "name": "sequences by two axes", "mesh": ["x", "y"],
+  "weights": { "layers.*.mlp.{gate,up}_proj": {"y": "shard(out)"}, "layers.*.mlp.down_proj": {"y": "shard(in)"} },
+  "collectives": {
+    "embed_tokens.out": "slice(sequence, [x, y])",
+    "layers.*.mlp.{gate,up}_proj.in": "all_gather(sequence, [x, y])",
+    "layers.*.mlp.down_proj.out": ["all_reduce(sum, y)", "slice(sequence, [x, y])"],
+    "lm_head.in": ["all_gather(sequence, y)", "all_gather(sequence, x)"] } })json";
+
+// Norms on a part of the tokens of the rank's own sequences.
+constexpr const char* kTokensOfSequences = R"json({ "name": "tokens of sequences", "mesh": ["x", "y"], "weights": {},
+  "collectives": {
+    "embed_tokens.out": ["slice(sequence, x)", "slice(tokens, y)"],
+    "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(tokens, y)",
+    "layers.*.self_attn.o_proj.in": "slice(tokens, y)",
+    "lm_head.in": ["all_gather(tokens, y)", "all_gather(sequence, x)"] } })json";
+
+// The residual stream cut by features, whole only where a norm needs it: what the norm gathers isn't what is added.
+constexpr const char* kFeaturesOutside = R"json({ "name": "features outside", "mesh": ["tp"],
+  "weights": {
+    "embed_tokens": {"tp": "shard(features)"},
+    "layers.*.self_attn.o_proj": {"tp": "shard(out)"}, "layers.*.mlp.down_proj": {"tp": "shard(out)"} },
+  "collectives": {
+    "layers.*.{input_layernorm,post_attention_layernorm}.in": "all_gather(features, tp)",
+    "norm.in": "all_gather(features, tp)" } })json";
+
+// Tokens cut in prefill only: a phase takes steps away and puts others in their place.
+constexpr const char* kPhases = R"json({ "name": "phases", "mesh": ["tp"],
+  "weights": { "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"}, "layers.*.mlp.down_proj": {"tp": "shard(in)"} },
+  "collectives": {
+    "embed_tokens.out": "slice(tokens, tp)",
+    "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(tokens, tp)",
+    "layers.*.self_attn.o_proj.in": "slice(tokens, tp)",
+    "layers.*.mlp.{gate,up}_proj.in": "all_gather(tokens, tp)",
+    "layers.*.mlp.down_proj.out": "reduce_scatter(sum, tokens, tp)",
+    "lm_head.in": "all_gather(tokens, tp)" },
+  "phase": {
+    "decode": {
+      "embed_tokens.out": [], "layers.*.self_attn.{q,k,v}_proj.in": [], "layers.*.self_attn.o_proj.in": [],
+      "layers.*.mlp.{gate,up}_proj.in": [], "layers.*.mlp.down_proj.out": "all_reduce(sum, tp)",
+      "lm_head.in": [] } } })json";
+
 class EveryScheme : public ::testing::TestWithParam<Scheme> {};
 
 const SmallModel kLlama{"llama", 9, 3, 8, 40, 53, 257, 2, true};
 const SmallModel kPlain{"llama", 9, 3, 8, 40, 53, 257, 2, false, true};
+const SmallModel kManyKvHeads{"llama", 6, 6, 8, 40, 53, 257, 2};
 const SmallModel kGpt2{"gpt2", 5, 5, 8, 40, 53, 83, 2};
 
 INSTANTIATE_TEST_SUITE_P(
@@ -156,16 +239,56 @@ INSTANTIATE_TEST_SUITE_P(
         Scheme{"scattered", kLlama, kScattered, {line(3)}},
         Scheme{"scattered_fused", kGpt2, kScatteredFused, {line(2)}},
         Scheme{"fused_by_heads", kGpt2, kFusedByHeads, {line(3)}},
-        Scheme{"broadcast", kLlama, kBroadcast, {line(3)}}),
+        Scheme{"broadcast", kLlama, kBroadcast, {line(3)}},
+        Scheme{"ulysses", kLlama, kUlysses, {line(3)}},
+        Scheme{"ulysses_of_plain_heads", kManyKvHeads, kUlysses, {line(2), line(4), line(6)}},
+        Scheme{"tokens_outside", kGpt2, kTokensOutside, {line(2), line(5)}},
+        Scheme{"sequences_for_heads", kLlama, kSequencesForHeads, {line(3)}},
+        Scheme{"data_parallel",
+               kLlama,
+               kDataParallel,
+               {Mesh{{{"dp", 2}, {"tp", 2}}}, Mesh{{{"dp", 4}, {"tp", 3}}}, Mesh{{{"dp", 1}, {"tp", 4}}},
+                Mesh{{{"dp", 3}, {"tp", 1}}}}},
+        Scheme{"data_parallel_in_a_window",
+               SmallModel{"mistral", 9, 3, 8, 40, 53, 257, 2, false, false, 4},
+               kDataParallel,
+               {Mesh{{{"dp", 2}, {"tp", 2}}}, Mesh{{{"dp", 3}, {"tp", 1}}}}},
+        Scheme{"sequences_by_two_axes",
+               kLlama,
+               kSequencesByTwoAxes,
+               {Mesh{{{"x", 2}, {"y", 2}}}, Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 1}, {"y", 3}}}}},
+        Scheme{"tokens_of_sequences",
+               kLlama,
+               kTokensOfSequences,
+               {Mesh{{{"x", 2}, {"y", 3}}}, Mesh{{{"x", 3}, {"y", 2}}}}},
+        Scheme{"features_outside", kLlama, kFeaturesOutside, {line(2), line(7)}},
+        Scheme{"phases", kLlama, kPhases, {line(2), line(4)}}),
     [](const auto& test) { return std::string(test.param.name); });
+
+/// Five sequences, two of them in chunks and in another order, one with a chunk of no token; then fewer tokens than most
+/// schemes have ranks, and one that was not there before.
+std::vector<Step> some_steps(std::int64_t vocab) {
+  std::vector<Step> steps{prefill({5, 1, 7}, vocab)};
+  const auto add = [&](Phase phase, int index, std::vector<StepSequence> parts) {
+    Step step{phase, index, std::move(parts), {}};
+    std::int64_t tokens = 0;
+    for (const StepSequence& part : step.sequences) tokens += part.count;
+    step.ids = varied_ids(tokens, vocab, 20 + index);
+    steps.push_back(std::move(step));
+  };
+  add(Phase::prefill, 1, {{3, 0, 4}, {2, 7, 10}, {1, 1, 0}, {4, 0, 2}});
+  add(Phase::decode, 0, {{0, 5, 1}, {2, 17, 1}});
+  add(Phase::decode, 1, {{4, 2, 1}});
+  add(Phase::decode, 2, {{2, 18, 1}, {0, 6, 1}, {1, 1, 1}, {3, 4, 1}, {4, 3, 1}});
+  return steps;
+}
 
 TEST_P(EveryScheme, ComputesTheModel) {
   const Registry ops = builtin_ops();
   const Model model = make_model(GetParam().model);
   const std::int64_t vocab = model.config().vocab_size;
   const Plan plan = parse_plan(GetParam().plan, "scheme.json");
-  Step decode{Phase::decode, 0, {{0, 5, 1}, {2, 17, 1}}, {3, 250 % vocab}};
-  const std::vector<Step> steps{prefill({5, 1, 17}, vocab), decode};
+  const std::vector<Step> steps = some_steps(vocab);
   const Ran one = run(model, load_plan("replicated"), line(1), steps, ops);
   for (const Mesh& mesh : GetParam().meshes) {
     const Ran many = run(model, plan, mesh, steps, ops);
@@ -197,8 +320,7 @@ TEST_P(EveryScheme, LeavesTheSameLedgerOnShapesAlone) {
   const Model bare(model.config(), nullptr);
   const std::int64_t vocab = model.config().vocab_size;
   const Plan plan = parse_plan(GetParam().plan, "scheme.json");
-  const std::vector<Step> steps{prefill({5, 1, 17}, vocab),
-                                {Phase::decode, 0, {{0, 5, 1}, {2, 17, 1}}, {3, 250 % vocab}}};
+  const std::vector<Step> steps = some_steps(vocab);
   for (const Mesh& mesh : GetParam().meshes) {
     const std::vector<Ledger> cpu = ledgers(model, plan, mesh, steps, ops, "cpu", "threads");
     EXPECT_EQ(ledgers(bare, plan, mesh, steps, ops, "meta", "solo"), cpu);

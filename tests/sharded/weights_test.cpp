@@ -176,6 +176,23 @@ TEST(WeightStore, NamesAWeightThatIsNotANumber) {
   }
 }
 
+TEST(WeightStore, TakesValuesFromElsewhereByTheNameThatIsStored) {
+  const Model model = shapes({.tied = true});
+  WeightStore store(model, DType::f64, [](const std::string& tensor, HostTensor& whole) {
+    const auto out = whole.as_mutable<double>();
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(tensor.size() * 1000 + i);
+  });
+  const HostTensor table = store.whole("embed_tokens.weight");  // [257, 40]
+  EXPECT_EQ(table.shape(), (std::vector<std::int64_t>{257, 40}));
+  EXPECT_EQ(table.at(41), 19041.0);
+  EXPECT_EQ(store.whole("lm_head.weight").data(), table.data());  // tied: the same tensor
+  EXPECT_EQ(store.whole("norm.weight").shape(), (std::vector<std::int64_t>{1, 40}));
+  const auto cpu = builtin_devices().make("cpu");
+  const auto stream = cpu->make_stream();
+  const Tensor shard = store.shard("embed_tokens.weight", {{3, 5}}, {{1, 3}}, *cpu, *stream);
+  EXPECT_EQ(cpu->to_host(*stream, shard).to_f64(), (std::vector<double>{19121, 19122, 19161, 19162}));
+}
+
 // A matrix of one column is no vector.
 TEST(WeightStore, RunsAModelWithOneFeatureInTheMiddle) {
   const Registry ops = builtin_ops();

@@ -98,7 +98,7 @@ TEST(SmolLm2, DumpPassesAsACandidate) {
   EXPECT_TRUE(verify(model, load_plan("megatron"), options, parts).passed());
   const Candidate candidate = read_candidate(model, parts.ops, folder.path());
   const CandidateReport report = compare_candidate(model, candidate, parts);
-  EXPECT_TRUE(report.passed()) << candidate_table(report, candidate.run.mesh);
+  EXPECT_TRUE(report.passed()) << candidate_table(report);
 }
 
 // What correct runs of this model were seen to stay within, rings of 8 that round every hop included; the limits of A, B

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stranger's GoogleTest suite: a report that passes, and the text of one that doesn't.
+#include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
+
+#include "harness/matcher.hpp"
+
+namespace {
+
+using shardcheck::passes;
+
+shardcheck::VerifyOptions bf16_at(int tp) {
+  shardcheck::VerifyOptions options;
+  options.meshes = {shardcheck::Mesh{{{"tp", tp}}}};
+  options.dtypes = {shardcheck::DType::bf16};
+  options.phases = {shardcheck::Phase::prefill};
+  options.inputs.tokens = 8;
+  return options;
+}
+
+constexpr const char* kWithoutASum = R"({ "name": "without-a-sum", "mesh": ["tp"],
+  "weights": { "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"},
+               "layers.*.mlp.down_proj":      {"tp": "shard(in)"} },
+  "collectives": {} })";
+
+TEST(Equivalence, TheModelUnderMegatron) {
+  const shardcheck::Model model = shardcheck::load_model("tiny-llama");
+  EXPECT_THAT(verify(model, shardcheck::load_plan("megatron"), bf16_at(2), shardcheck::builtin_parts()),
+              passes());
+}
+
+TEST(Equivalence, AFailureShowsTheReport) {
+  const shardcheck::Model model = shardcheck::load_model("tiny-llama");
+  const shardcheck::Plan plan = shardcheck::parse_plan(kWithoutASum, "without-a-sum.json");
+  shardcheck::VerifyOptions options = bf16_at(2);
+  options.force = true;
+  static shardcheck::VerifyReport report;
+  report = verify(model, plan, options, shardcheck::builtin_parts());
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(report, passes()), "layers.0.mlp.down_proj");
+  EXPECT_THAT(report, testing::Not(passes()));
+}
+
+}  // namespace
