@@ -36,7 +36,7 @@ class ProgramBuilder {
     Graph graph = build_graph(program_.config);
     for (Node& node : graph.nodes) {
       const auto replaced = program_.plan.ops.find(node.outputs[0]);
-      if (replaced != program_.plan.ops.end()) node.op = replaced->second;
+      if (replaced != program_.plan.ops.end()) replace_op(node, replaced->second);
       add_node(node);
     }
     finish(values_.at(graph.nodes.back().outputs[0]));
@@ -44,6 +44,16 @@ class ProgramBuilder {
   const std::vector<ProgramFindings::Site>& sites() const { return findings_.sites(); }
 
  private:
+  void replace_op(Node& node, const std::string& op) const {
+    const std::vector<std::string> names = ops_.names();
+    if (std::find(names.begin(), names.end(), op) == names.end()) {
+      throw InputError(fmt::format(
+          "the plan's \"ops\" ask for \"{}\" at {}, but no op is called so; did you mean \"{}\"? An op of "
+          "your own is added to the Registry in C++",
+          op, node.outputs[0], nearest_name(op, names)));
+    }
+    node.op = op;
+  }
   const Module* find_module(std::string_view path) const {
     const auto found = modules_.find(path);
     return found == modules_.end() ? nullptr : found->second;

@@ -125,7 +125,7 @@ TEST(RingAttention, AnOpOrValueThatIsNotThereIsNamed) {
   EXPECT_THAT(message(R"({"layers.*.self_attn.atn": "ring_attention"})", builtin_ops()),
               HasSubstr("did you mean \"layers.0.self_attn.attn\"?"));
   EXPECT_THAT(message(R"({"layers.*.self_attn.attn": "ring_attention"})", builtin_ops()),
-              HasSubstr("no op is called \"ring_attention\""));
+              HasSubstr("\"ring_attention\" at layers.0.self_attn.attn, but no op is called so"));
   EXPECT_THAT(message(R"({"layers.*.self_attn.attn": "a", "layers.1.self_attn.attn": "b"})", builtin_ops()),
               HasSubstr("layers.1.self_attn.attn"));
 }

@@ -18,10 +18,10 @@ shardcheck::VerifyOptions bf16_at(int tp) {
   return options;
 }
 
-constexpr const char* kWithoutASum = R"({ "name": "without-a-sum", "mesh": ["tp"],
+constexpr const char* kWithoutASum = R"json({ "name": "without-a-sum", "mesh": ["tp"],
   "weights": { "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"},
                "layers.*.mlp.down_proj":      {"tp": "shard(in)"} },
-  "collectives": {} })";
+  "collectives": {} })json";
 
 TEST(Equivalence, TheModelUnderMegatron) {
   const shardcheck::Model model = shardcheck::load_model("tiny-llama");
