@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "harness/audit.hpp"
 
@@ -215,7 +216,24 @@ class Assessment {
       first.also = found->also;
       first.cause = first.cause.empty() ? found->sentence : found->sentence + "; " + first.cause;
     }
-    if (measures_.propagated) first.propagated = measures_.propagated();
+    if (!measures_.propagated) return;
+    first.propagated = measures_.propagated();
+    if ((first.gate == Gate::g2 || first.gate == Gate::g4) && first.propagated)
+      begin_at_propagated(first);
+  }
+
+  /// Every op is right by its own inputs: where the values leave the reference's says more than the logits do.
+  void begin_at_propagated(FirstFailure& first) const {
+    const Propagated& left = *first.propagated;
+    first.tap = left.tap;
+    first.phase = left.phase;
+    first.step = left.step;
+    first.ranks = left.ranks;
+    for (int rank = 0; left.ranks.empty() && rank < cell_.program->mesh.ranks(); ++rank)
+      first.ranks.push_back(rank);
+    first.all_ranks = static_cast<int>(first.ranks.size()) == cell_.program->mesh.ranks();
+    first.row = first.feature = first.local_row = first.local_feature = -1;  // those were the logits'
+    first.got = first.expected = std::numeric_limits<double>::quiet_NaN();
   }
 
   std::optional<Diagnosis> diagnosis_of(const FirstFailure& first) const {

@@ -7,6 +7,7 @@
 
 #include "harness/candidate.hpp"
 #include "harness/candidate_names.hpp"
+#include "harness/report_json.hpp"
 #include "model/error.hpp"
 #include "model/safetensors.hpp"
 
@@ -91,7 +92,7 @@ void write_candidate(const std::filesystem::path& folder, const Program& program
   const Mesh& mesh = program.mesh;
   Json manifest;
   manifest["schema"] = "shardcheck.taps/1";
-  for (const Mesh::Axis& axis : mesh.axes) manifest["mesh"][axis.name] = axis.size;
+  manifest["mesh"] = mesh_json(mesh);
   manifest["dtype"] = name(run.storage);
   manifest["wire"] = name(run.wire);
   manifest["reduction"] = {{"order", name(run.reduction.order)}, {"hop", name(run.reduction.hop)}};

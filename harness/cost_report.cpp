@@ -10,6 +10,8 @@
 #include <optional>
 #include <string_view>
 
+#include "harness/report_json.hpp"
+
 namespace shardcheck {
 
 namespace {
@@ -193,8 +195,7 @@ Json json_of(const sim::KindCost& kind) {
 
 Json json_of(const CostRow& row) {
   Json json;
-  json["mesh"] = Json::object();
-  for (const Mesh::Axis& axis : row.mesh.axes) json["mesh"][axis.name] = axis.size;
+  json["mesh"] = mesh_json(row.mesh);
   json["phase"] = name(row.phase);
   json["link"] = row.link;
   json["problem"] = row.problem.empty() ? Json(nullptr) : Json(row.problem);

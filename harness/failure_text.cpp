@@ -40,10 +40,11 @@ std::string cause_lines(const FirstFailure& first, const Mesh& mesh) {
   if (first.propagated) {
     const Propagated& p = *first.propagated;
     const bool all = static_cast<int>(p.ranks.size()) == mesh.ranks();
-    out += fmt::format(
-        "  values           leave the reference at {} ({}), {} step {}: off by {:.3g}, limit "
-        "{:.3g}\n",
-        p.tap, ranks_text(p.ranks, all), name(p.phase), p.step, p.error, p.limit);
+    out += fmt::format("  values           leave the reference at {} ({}), {} step {}", p.tap,
+                       ranks_text(p.ranks, all), name(p.phase), p.step);
+    // The whole value may be right, and only some ranks' copies of it are not.
+    if (p.error > p.limit) out += fmt::format(": off by {:.3g}, limit {:.3g}", p.error, p.limit);
+    out += "\n";
   }
   return out;
 }

@@ -10,6 +10,7 @@
 
 #include "harness/lint_waste.hpp"
 #include "harness/quantisation_groups.hpp"
+#include "harness/report_json.hpp"
 #include "sharded/op.hpp"
 #include "sharded/partition_rules.hpp"
 
@@ -224,8 +225,7 @@ std::string lint_json(const LintReport& report) {
   json["meshes"] = Json::array();
   json["findings"] = Json::array();
   for (const MeshLint& mesh : report.meshes) {
-    Json sizes;
-    for (const Mesh::Axis& axis : mesh.mesh.axes) sizes[axis.name] = axis.size;
+    const Json sizes = mesh_json(mesh.mesh);
     json["meshes"].push_back(sizes);
     for (const LintFinding& entry : mesh.findings) {
       const Finding& f = entry.finding;

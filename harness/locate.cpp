@@ -373,7 +373,7 @@ bool Locator::judged_as_f64() const { return impl_->judged_as_f64(); }
 std::optional<Propagated> first_propagated(std::span<const CandidateRow> rows) {
   const CandidateRow* first = nullptr;
   for (const CandidateRow& row : rows) {
-    if (row.passed() || row.unknown) continue;
+    if (row.rel_fro <= row.limit || row.unknown) continue;  // what no number says isn't a value that is off
     if (first == nullptr || row.order < first->order) first = &row;
   }
   if (first == nullptr) return std::nullopt;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ostream>
+#include <string>
 
 #include "harness/candidate.hpp"
 #include "harness/lint.hpp"
@@ -32,7 +33,7 @@ class PassesMatcher {
   using is_gtest_matcher = void;
 
   bool MatchAndExplain(const VerifyReport& report, std::ostream* out) const {
-    if (out != nullptr) *out << "\n" << verify_table(report, false);
+    if (out != nullptr) *out << "\n" << explained(report, verify_table(report, false));
     return report.passed() && report.ran && !report.cells.empty() &&
            report.count(Verdict::passed) == report.cells.size();
   }
@@ -45,11 +46,19 @@ class PassesMatcher {
     return report.passed() && !report.meshes.empty();
   }
   bool MatchAndExplain(const ProveReport& report, std::ostream* out) const {
-    if (out != nullptr) *out << "\n" << prove_text(report);
-    return report.passed();
+    if (out != nullptr) *out << "\n" << explained(report, prove_text(report));
+    return report.passed() && !report.cells.empty();
   }
   void DescribeTo(std::ostream* out) const { *out << "passes every check"; }
   void DescribeNegationTo(std::ostream* out) const { *out << "fails a check"; }
+
+ private:
+  /// The rules that the plan breaks, and the report's table unless they kept it from running.
+  template <typename Report>
+  static std::string explained(const Report& report, const std::string& table) {
+    const std::string rules = report.findings.empty() ? "" : findings_text(report.findings, report.plan) + "\n";
+    return report.ran ? rules + table : rules + "The plan is not legal.\n";
+  }
 };
 
 inline PassesMatcher passes() { return {}; }

@@ -175,13 +175,16 @@ class Stack {
     return elements >= kLeastEqual;
   }
 
+  // Where a query sees one key (a window or a prompt of one token), heads that one kv head serves come out alike.
   bool shares_kv_head(int a, int b) const {
-    if (!name_.ends_with(".attn")) return false;
-    const std::string cache = name_.substr(0, name_.size() - 4) + "v_cache";
+    const bool out = name_.ends_with(".attn");
+    const std::size_t end = out ? name_.size() - 4 : name_.find("o_proj.in");  // what is sliced of it
+    if (end == std::string::npos) return false;
+    const std::string cache = name_.substr(0, end) + "v_cache";
     for (const StepTaps& step : run_.steps) {
       const TapValue* v = step.find(cache);
-      if (v != nullptr && intersect(v->layout.feature_ranges(a), v->layout.feature_ranges(b)))
-        return true;
+      if (v == nullptr || (!out && v->layout.features >= layout().features)) continue;
+      if (intersect(v->layout.feature_ranges(a), v->layout.feature_ranges(b))) return true;
     }
     return false;
   }

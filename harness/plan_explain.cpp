@@ -11,7 +11,7 @@
 namespace shardcheck {
 namespace {
 
-constexpr std::int64_t kElementBytes = 2;  // bf16, fp16
+constexpr DType kStorage = DType::bf16;
 
 /// "0-31", "0-15 + 32-47", "none".
 std::string runs(const Ranges& ranges, std::int64_t unit = 1) {
@@ -135,6 +135,37 @@ class Explainer {
   }
 
  private:
+  /// The point of a collective: its site is named after it, ".reduced" and the like behind, or after the module's output.
+  static std::string_view point_of(const Instruction& instruction) {
+    const std::string_view site = instruction.site;
+    if (!site.starts_with(instruction.module)) return ".out";
+    const std::string_view after = site.substr(instruction.module.size());
+    for (const std::string_view point : {".in", ".stat"}) {
+      if (after == point || after.starts_with(std::string(point) + ".")) return point;
+    }
+    return ".out";
+  }
+
+  bool is_whole(const Layout& layout) const {
+    for (std::size_t axis = 0; axis < layout.placements.size(); ++axis) {
+      const bool whole = layout.placements[axis].kind == Placement::Kind::R;
+      if (program_.mesh.axes[axis].size > 1 && !whole) return false;
+    }
+    return true;
+  }
+
+  /// Bytes for a token of the tensor that the group of rank 0 is about.
+  std::int64_t payload(const Instruction& instruction) const {
+    const Value& in = program_.value(instruction.inputs[0]);
+    Ranges features;
+    for (const int rank : program_.mesh.group(0, instruction.axes)) {
+      const Ranges held = in.layout.feature_ranges(rank);
+      features.insert(features.end(), held.begin(), held.end());
+    }
+    return total(normalized(features)) *
+           static_cast<std::int64_t>(element_size(dtype_of(in.dtype, kStorage, kStorage)));
+  }
+
   /// Steps in both phases as the program has them, by the module that they stand at.
   void collect_steps() {
     for (const auto& [phase, instructions] : program_.instructions) {
@@ -143,21 +174,17 @@ class Explainer {
         const Module* module = program_.find_module(instruction.module);
         if (module == nullptr) continue;
         ExplainedStep step;
-        const bool input = instruction.site.find(".in") != std::string::npos;
-        step.point = any_layer(
-            instruction.module + (input                                                 ? ".in"
-                                  : instruction.site.find(".stat") != std::string::npos ? ".stat"
-                                                                                        : ".out"),
-            module->layer);
+        step.point = any_layer(instruction.module + std::string(point_of(instruction)), module->layer);
         step.words = to_string(instruction.collective);
         step.phases = std::string(name(phase));
         step.kind = instruction.collective.kind;
-        if (step.kind != CollectiveStep::Kind::slice) {
-          step.bytes_per_token = program_.value(instruction.inputs[0]).layout.features * kElementBytes;
-        }
+        step.op = instruction.collective.op;
+        step.in_groups = !is_whole(program_.value(instruction.outputs[0]).layout);
+        if (step.kind != CollectiveStep::Kind::slice) step.bytes_per_token = payload(instruction);
         std::vector<ExplainedStep>& known = steps_[instruction.module];
         const auto same = std::find_if(known.begin(), known.end(), [&](const ExplainedStep& other) {
-          return other.point == step.point && other.words == step.words && other.phases != step.phases;
+          return other.point == step.point && other.words == step.words &&
+                 other.phases.find(step.phases) == std::string::npos;
         });
         if (same == known.end()) {
           known.push_back(std::move(step));
@@ -195,7 +222,8 @@ class Explainer {
                             }) &&
                  std::equal(x.steps.begin(), x.steps.end(), y.steps.begin(), y.steps.end(),
                             [](const ExplainedStep& s, const ExplainedStep& t) {
-                              return s.point == t.point && s.words == t.words && s.phases == t.phases;
+                              return s.point == t.point && s.words == t.words && s.phases == t.phases &&
+                                     s.bytes_per_token == t.bytes_per_token;
                             });
         });
   }

@@ -12,12 +12,15 @@
 
 namespace shardcheck {
 
-/// A collective at a point. Bytes are of the whole value, per token, at two bytes an element; a slice sends nothing.
+/// A collective at a point. Bytes are of the whole tensor of rank 0's group, per token: as a rank's ledger has them where
+/// storage and wire have two bytes an element, and four in a norm's statistic. A slice sends nothing.
 struct ExplainedStep {
   std::string point;   // "layers.*.mlp.down_proj.out"
   std::string words;   // "all_reduce(sum, tp)"
   std::string phases;  // "prefill, decode"
   CollectiveStep::Kind kind = CollectiveStep::Kind::all_reduce;
+  ReduceOp op = ReduceOp::sum;
+  bool in_groups = false;  // what comes out is still cut, or partial, along an axis
   std::int64_t bytes_per_token = 0;
 };
 

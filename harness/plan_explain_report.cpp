@@ -7,6 +7,7 @@
 
 #include "harness/lint.hpp"
 #include "harness/plan_explain.hpp"
+#include "harness/report_json.hpp"
 
 namespace shardcheck {
 namespace {
@@ -93,7 +94,11 @@ std::string cut_sentence(const ExplainedModule& module) {
   const bool cols = std::any_of(
       module.shares.begin(), module.shares.end(),
       [&](const ExplainedShare& s) { return total(s.cols) != module.module.in; });
-  if (module.module.kind == ModuleKind::embedding && rows && !cols) {
+  if (module.module.kind == ModuleKind::embedding && rows && cols) {
+    return "cut both ways: a rank looks up its part of each row whose id is among its own, and has zeros for all others, "
+           "so the results of ranks with the same part add up to it.";
+  }
+  if (module.module.kind == ModuleKind::embedding && rows) {
     return "vocabulary-parallel: a rank looks up the ids among its rows and has zeros for all "
            "others, so the ranks' "
            "results add up to the value.";
@@ -129,13 +134,22 @@ std::string step_sentence(const ExplainedStep& step) {
   const char* what = "";
   switch (step.kind) {
     case Kind::all_reduce:
-      what = "adds the ranks' shares, and every rank has the whole result";
+      if (step.op == ReduceOp::max) {
+        what = step.in_groups ? "takes the largest of the values of each group of ranks"
+                              : "takes the largest of the ranks' values, and every rank has it";
+      } else {
+        what = step.in_groups
+                   ? "adds the shares of each group of ranks, and every rank of a group has its sum"
+                   : "adds the ranks' shares, and every rank has the whole result";
+      }
       break;
     case Kind::reduce_scatter:
       what = "adds the ranks' shares, and each rank keeps its part of the result";
       break;
     case Kind::all_gather:
-      what = "puts the ranks' parts together, and every rank has the whole";
+      what = step.in_groups
+                 ? "puts the parts of each group of ranks together, and every rank of a group has them all"
+                 : "puts the ranks' parts together, and every rank has the whole";
       break;
     case Kind::all_to_all:
       what = "trades parts, so that the value is cut along another dimension";
@@ -201,6 +215,17 @@ std::int64_t sent_per_token(const PlanExplanation& explanation, std::string_view
   return bytes;
 }
 
+bool sums_statistic(const PlanExplanation& explanation, std::string_view phase) {
+  for (const ExplainedGroup& group : explanation.groups) {
+    for (const ExplainedModule& module : group.modules) {
+      for (const ExplainedStep& step : module.steps) {
+        if (step.point.ends_with(".stat") && step.phases.find(phase) != std::string::npos) return true;
+      }
+    }
+  }
+  return false;
+}
+
 Json json_of(const Ranges& ranges) {
   Json list = Json::array();
   for (const Range& range : ranges) list.push_back({range.begin, range.end});
@@ -232,8 +257,8 @@ std::string explain_text(const PlanExplanation& e) {
     std::size_t calls = 0;
     const std::int64_t bytes = sent_per_token(e, phase, calls);
     out += fmt::format(
-        "Sent in {}: {} collective{}, payload {} bytes per token at 2 bytes an element.\n", phase,
-        calls, calls == 1 ? "" : "s", bytes);
+        "Sent in {}: {} collective{}, payload {} bytes per token at 2 bytes an element{}.\n", phase,
+        calls, calls == 1 ? "" : "s", bytes, sums_statistic(e, phase) ? ", 4 in a statistic" : "");
   }
   for (const UncheckedRule& rule : e.unchecked)
     out += fmt::format("Not checked: {}, \"{}\": nothing here can say or test it yet.\n",
@@ -250,8 +275,7 @@ std::string explain_json(const std::vector<PlanExplanation>& explanations) {
   json["schema"] = "shardcheck.plan/1";
   json["cells"] = Json::array();
   for (const PlanExplanation& e : explanations) {
-    Json cell{{"model", e.model}, {"plan", e.plan}};
-    for (const Mesh::Axis& axis : e.mesh.axes) cell["mesh"][axis.name] = axis.size;
+    Json cell{{"model", e.model}, {"plan", e.plan}, {"mesh", mesh_json(e.mesh)}};
     cell["weights"] = e.weights;
     cell["weights_of_rank"] = e.weights_of_rank;
     cell["modules"] = Json::array();

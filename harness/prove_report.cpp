@@ -112,12 +112,6 @@ std::string cell_text(const ProveCell& cell, std::vector<std::string>& shown) {
   return out + example;
 }
 
-Json mesh_json(const Mesh& mesh) {
-  Json sizes;
-  for (const Mesh::Axis& axis : mesh.axes) sizes[axis.name] = axis.size;
-  return sizes;
-}
-
 Json shape_json(const Config& c) {
   return {{"layers", c.num_layers}, {"hidden", c.hidden_size},
           {"heads", c.num_heads},   {"kv_heads", c.num_kv_heads},
@@ -195,17 +189,7 @@ std::string prove_json(const ProveReport& report) {
   json["plan"] = report.plan;
   json["verdict"] = report.passed() ? "passed" : "failed";
   json["ran"] = report.ran;
-  json["findings"] = Json::array();
-  for (const Finding& f : report.findings) {
-    json["findings"].push_back({{"rule", f.rule},
-                                {"op", f.op},
-                                {"tap", f.tap},
-                                {"axis", f.axis},
-                                {"met", f.met},
-                                {"required", f.required},
-                                {"fix", f.fix},
-                                {"sentence", f.sentence}});
-  }
+  json["findings"] = findings_json(report.findings);
   json["cells"] = Json::array();
   for (const ProveCell& cell : report.cells) {
     json["cells"].push_back(

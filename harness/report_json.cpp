@@ -13,6 +13,27 @@ Json json_number(double value) {
   return value;
 }
 
+Json mesh_json(const Mesh& mesh) {
+  Json sizes = Json::object();
+  for (const Mesh::Axis& axis : mesh.axes) sizes[axis.name] = axis.size;
+  return sizes;
+}
+
+Json findings_json(const std::vector<Finding>& findings) {
+  Json list = Json::array();
+  for (const Finding& f : findings) {
+    list.push_back({{"rule", f.rule},
+                    {"op", f.op},
+                    {"tap", f.tap},
+                    {"axis", f.axis},
+                    {"met", f.met},
+                    {"required", f.required},
+                    {"fix", f.fix},
+                    {"sentence", f.sentence}});
+  }
+  return list;
+}
+
 Json first_failure_json(const FirstFailure& first) {
   Json json;
   json["gate"] = name(first.gate);

@@ -80,7 +80,6 @@ class Verifier {
   std::vector<Statement> statements_;
   mutable std::mutex mutex_;
   std::unique_ptr<CandidateBuilder> builder_;
-  bool begun_ = false;
 };
 
 }  // namespace shardcheck

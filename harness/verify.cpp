@@ -351,6 +351,7 @@ class Verification {
   }
 
   std::string repro(const CellReport& cell) const {
+    if (options_.repro.empty()) return "";
     std::string text = options_.repro + mesh_words({cell.mesh}, "--tp", "--mesh");
     // Generated ids depend on the meshes of the whole run; ids of a file and a single mesh's own don't.
     const std::vector<Mesh>& borders = options_.id_meshes.empty() ? options_.meshes

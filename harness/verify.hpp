@@ -40,7 +40,7 @@ struct VerifyOptions {
   /// Meshes whose vocabulary borders generated ids hold; empty: `meshes`. A repeated cell names those of the run that
   /// it repeats, so that it sees the same ids.
   std::vector<Mesh> id_meshes;
-  std::string repro;  // command line without meshes, dtype and phase
+  std::string repro;  // command line without meshes, dtype and phase; empty: cells have none
   int threads = 2;             // of the judge and of loading weights
   bool diagnose = true;        // name the cause of a failure, and where the values leave the reference
   /// Planted faults: asked for each cell; null: none.

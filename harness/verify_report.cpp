@@ -80,7 +80,7 @@ std::string failure_text(const CellReport& cell) {
   }
   if (cell.mistrust.size() > 3)
     out += fmt::format("  mistrusted       and {} more taps\n", cell.mistrust.size() - 3);
-  return out + fmt::format("  repeat           {}\n", cell.repro);
+  return cell.repro.empty() ? out : out + fmt::format("  repeat           {}\n", cell.repro);
 }
 
 std::string summary(const VerifyReport& report) {
@@ -134,21 +134,11 @@ std::string verify_json(const VerifyReport& report) {
   json["plan"] = report.plan;
   json["arithmetic"] = report.arithmetic;
   json["notes"] = report.notes;
-  json["findings"] = Json::array();
-  for (const Finding& f : report.findings) {
-    json["findings"].push_back({{"rule", f.rule},
-                                {"op", f.op},
-                                {"tap", f.tap},
-                                {"axis", f.axis},
-                                {"met", f.met},
-                                {"required", f.required},
-                                {"fix", f.fix},
-                                {"sentence", f.sentence}});
-  }
+  json["findings"] = findings_json(report.findings);
   json["cells"] = Json::array();
   for (const CellReport& cell : report.cells) {
     Json c;
-    for (const Mesh::Axis& axis : cell.mesh.axes) c["mesh"][axis.name] = axis.size;
+    c["mesh"] = mesh_json(cell.mesh);
     c["dtype"] = name(cell.dtype);
     c["wire"] = name(cell.wire);
     c["phase"] = name(cell.phase);

@@ -25,18 +25,50 @@ Position position_of(std::string_view text, std::size_t byte) {
   return {line, start == std::string_view::npos ? before.size() + 1 : before.size() - start};
 }
 
+/// Over white space and comments.
+std::size_t after_space(std::string_view text, std::size_t at) {
+  while (at < text.size()) {
+    const std::string_view two = text.substr(at, 2);
+    if (two == "//" || two == "/*") {
+      const std::size_t close = text.find(two == "//" ? "\n" : "*/", at + 2);
+      at = close == std::string_view::npos ? text.size() : close + (two == "//" ? 1 : 2);
+    } else if (text.find_first_of(" \t\r\n", at) == at) {
+      ++at;
+    } else {
+      break;
+    }
+  }
+  return at;
+}
+
+/// Where the key that comes after `before` others begins. The text is valid up to there.
+std::size_t place_of_key(std::string_view text, std::size_t before) {
+  for (std::size_t at = after_space(text, 0); at < text.size(); at = after_space(text, at)) {
+    const std::size_t begin = at++;
+    if (text[begin] != '"') continue;
+    while (at < text.size() && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+    ++at;
+    const std::size_t next = after_space(text, at);
+    if (next < text.size() && text[next] == ':' && before-- == 0) return begin;
+  }
+  return text.size();
+}
+
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& origin, bool comments) {
   std::vector<std::set<std::string>> open_objects;
+  std::size_t keys = 0;
   const auto note_keys = [&](int, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start) open_objects.emplace_back();
     if (event == json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == json::parse_event_t::key &&
-        !open_objects.back().insert(parsed.get<std::string>()).second) {
-      throw InputError(fmt::format("{}: the key {} stands twice in one object; remove one of them",
-                                   origin, quoted(parsed)));
+    if (event != json::parse_event_t::key) return true;
+    if (!open_objects.back().insert(parsed.get<std::string>()).second) {
+      const Position at = position_of(text, place_of_key(text, keys));
+      throw InputError(fmt::format("{}:{}:{}: the key {} stands twice in one object; remove one of them",
+                                   origin, at.line, at.column, quoted(parsed)));
     }
+    ++keys;
     return true;
   };
   try {

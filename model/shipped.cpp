@@ -81,12 +81,18 @@ std::string read_text(const fs::path& file) {
   std::error_code error;
   if (fs::is_directory(file, error))
     throw InputError(fmt::format("{}: this is a folder; give a file", file.string()));
-  std::ifstream stream(file, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  if (!stream)
-    throw InputError(fmt::format("{}: the file can't be read; check the path and its permissions",
-                                 file.string()));
-  return text;
+  const auto unreadable = [&] {
+    return InputError(fmt::format("{}: the file can't be read; check the path and its permissions",
+                                  file.string()));
+  };
+  try {
+    std::ifstream stream(file, std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+    if (stream) return text;
+  } catch (const std::ios_base::failure&) {  // the library's own, where a read fails
+    throw unreadable();
+  }
+  throw unreadable();
 }
 
 fs::path cache_directory() {

@@ -43,6 +43,14 @@ Tensor slice(RankContext& context, const Tensor& input, Dim dim, const Ranges& w
   return out;
 }
 
+/// A reduction takes contiguous tensors, and a slice of columns is a view.
+Tensor dense(RankContext& context, const Tensor& input) {
+  if (input.contiguous()) return input;
+  const Tensor copy = context.device().allocate(context.stream(), input.dtype, input.rows, input.cols);
+  context.device().copy(context.stream(), input, copy);
+  return copy;
+}
+
 /// In a program that breaks a rule a value is assumed as its readers take it, which may be what the plan's step doesn't
 /// make of its input: a forced run ends there. Throws ShapeError.
 void check_result(const Instruction& instruction, const Program& program) {
@@ -78,10 +86,10 @@ Tensor run_collective(const Instruction& instruction, RankContext& context, cons
                                                           out.cols);
   switch (step.kind) {
     case Kind::all_reduce:
-      group.all_reduce(context.stream(), input, spec, received, site);
+      group.all_reduce(context.stream(), dense(context, input), spec, received, site);
       break;
     case Kind::reduce_scatter:
-      group.reduce_scatter(context.stream(), input, dim,
+      group.reduce_scatter(context.stream(), dense(context, input), dim,
                            parts(before, after, context, instruction.axes, dim), spec, received, site);
       break;
     case Kind::all_gather:

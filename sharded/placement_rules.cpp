@@ -109,8 +109,6 @@ std::optional<PlacementViolation> operands_differ(const PlaceQuery& query, int a
     const Layout &first = query.inputs[0], &other = query.inputs[at];
     const Placement &a = first.placements[i], &b = other.placements[i];
     if (a == b) continue;
-    const Layout whole_first = assume_replicated(first, query.mesh, axis);
-    const Layout whole_other = assume_replicated(other, query.mesh, axis);
     if (a.kind != Placement::Kind::R && b.kind != Placement::Kind::R) {
       const bool rows = a.cuts_rows() || b.cuts_rows();
       return PlacementViolation{rows ? "tokens_differ" : "placements_differ", input, axis, a, first, needs, "", {}, 0};

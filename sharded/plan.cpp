@@ -6,31 +6,10 @@
 #include <algorithm>
 
 #include "model/error.hpp"
+#include "sharded/plan_write.hpp"
 
 namespace shardcheck {
 namespace {
-
-std::string_view word(PlanDim dim) {
-  switch (dim) {
-    case PlanDim::out:
-      return "out";
-    case PlanDim::in:
-      return "in";
-    case PlanDim::vocab:
-      return "vocab";
-    case PlanDim::features:
-      return "features";
-    case PlanDim::tokens:
-      return "tokens";
-    case PlanDim::sequence:
-      return "sequence";
-    case PlanDim::head:
-      return "head";
-    case PlanDim::kv_head:
-      return "kv_head";
-  }
-  return "?";
-}
 
 /// Matches one alternative-free pattern.
 bool matches_plain(std::string_view pattern, std::string_view path) {
@@ -78,15 +57,15 @@ std::string to_string(const CollectiveStep& step) {
     case CollectiveStep::Kind::all_reduce:
       return fmt::format("all_reduce({}, {})", name(step.op), group);
     case CollectiveStep::Kind::reduce_scatter:
-      return fmt::format("reduce_scatter({}, {}, {})", name(step.op), word(step.dim), group);
+      return fmt::format("reduce_scatter({}, {}, {})", name(step.op), name(step.dim), group);
     case CollectiveStep::Kind::all_gather:
-      return fmt::format("all_gather({}, {})", word(step.dim), group);
+      return fmt::format("all_gather({}, {})", name(step.dim), group);
     case CollectiveStep::Kind::all_to_all:
-      return fmt::format("all_to_all({}, {}, {})", word(step.dim), word(step.concat), group);
+      return fmt::format("all_to_all({}, {}, {})", name(step.dim), name(step.concat), group);
     case CollectiveStep::Kind::broadcast:
       return fmt::format("broadcast({}, {})", step.root, group);
     case CollectiveStep::Kind::slice:
-      return fmt::format("slice({}, {})", word(step.dim), group);
+      return fmt::format("slice({}, {})", name(step.dim), group);
   }
   return "?";
 }

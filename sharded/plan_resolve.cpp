@@ -117,7 +117,10 @@ class Resolver {
                                          point, entry->second, rule.pattern));
           }
           points[point] = rule.steps;
-          for (const CollectiveStep& step : rule.steps) check_root(point, step, rule.place);
+          for (const CollectiveStep& step : rule.steps) {
+            check_root(point, step, rule.place);
+            check_heads_of(point, step, rule.place);
+          }
         }
         if (!any) {
           fail(rule.place, fmt::format("\"{}\"{} matches no point of {}; did you mean \"{}\"?", rule.pattern,
@@ -145,17 +148,33 @@ class Resolver {
         any = true;
         const auto [entry, fresh] = ops.emplace(value, rule.op);
         if (!fresh) {
-          throw InputError(fmt::format("{}: two of \"ops\" match {}, {} and {}; keep one", plan_.origin,
-                                       value, entry->second, rule.op));
+          fail(rule.place, fmt::format("two of \"ops\" match {}, {} and {}; keep one", value, entry->second, rule.op));
         }
       }
       if (!any) {
-        throw InputError(fmt::format("{}: \"{}\" in \"ops\" matches no value of {}; did you mean \"{}\"?",
-                                     plan_.origin, rule.pattern, config_.name,
-                                     nearest_name(rule.pattern, values)));
+        fail(rule.place, fmt::format("\"{}\" in \"ops\" matches no value of {}; did you mean \"{}\"?", rule.pattern,
+                                     config_.name, nearest_name(rule.pattern, values)));
       }
     }
     return ops;
+  }
+
+  /// Heads are units of what attention reads and makes. Elsewhere a width is a multiple of them by chance only.
+  void check_heads_of(const std::string& point, const CollectiveStep& step, const TextPlace& place) const {
+    const auto by_heads = [](PlanDim dim) { return dim == PlanDim::head || dim == PlanDim::kv_head; };
+    const bool cuts = step.kind == CollectiveStep::Kind::slice || step.kind == CollectiveStep::Kind::reduce_scatter ||
+                      step.kind == CollectiveStep::Kind::all_to_all;
+    if (!cuts || !by_heads(step.dim)) return;
+    const bool in = point.ends_with(".in");
+    for (const Module& module : model_.modules()) {
+      if (!point.starts_with(module.path + ".")) continue;
+      const ModuleRole role = module.role;
+      if (role == ModuleRole::q_norm || role == ModuleRole::k_norm || (in && role == ModuleRole::o)) return;
+      if (!in && (role == ModuleRole::q || role == ModuleRole::k || role == ModuleRole::v || role == ModuleRole::qkv))
+        return;
+    }
+    fail(place, fmt::format("{} at {} cuts between heads, and this value has none; write features",
+                            to_string(step), point));
   }
 
   void check_root(const std::string& point, const CollectiveStep& step, const TextPlace& place) const {
@@ -272,6 +291,7 @@ class Resolver {
     if (size == 1 && cut.ranges.find(1) == cut.ranges.end()) return;
 
     std::vector<Ranges>& owned = rows ? placement.rows : placement.cols;
+    const std::vector<Ranges> before = owned;
     if (owned.empty()) owned.assign(static_cast<std::size_t>(mesh_.ranks()), Ranges{{0, extent}});
     const bool follows_q = cut.unit == CutUnit::kv_head && cut.ranges.empty() && keys_or_values(module);
     for (int rank = 0; rank < mesh_.ranks(); ++rank) {
@@ -293,12 +313,25 @@ class Resolver {
         mine = compose(mine, Partition::balanced(total(mine), size, unit).of(at));
       }
     }
+    if (size == 1 && same_indices(owned, before, extent)) {
+      owned = before;  // nothing is cut
+      return;
+    }
     // By heads a fused q | k | v holds the kv heads that each rank's q heads need, and several may need one.
     const bool kv_of_heads = rows && cut.unit == CutUnit::head && !module.sections.empty() &&
                              config_.num_kv_heads < config_.num_heads;
     placement.may_overlap = placement.may_overlap ||
                             (cut.unit == CutUnit::kv_head && keys_or_values(module)) || kv_of_heads;
     if (size > 1) placement.cuts.push_back({axis, rows, cut.unit});
+  }
+
+  /// Whether all ranks hold what they held before a cut (empty: everything), once, in whatever order.
+  static bool same_indices(const std::vector<Ranges>& owned, const std::vector<Ranges>& before, std::int64_t extent) {
+    for (std::size_t rank = 0; rank < owned.size(); ++rank) {
+      const Ranges was = before.empty() ? Ranges{{0, extent}} : before[rank];
+      if (total(owned[rank]) != total(was) || normalized(owned[rank]) != normalized(was)) return false;
+    }
+    return true;
   }
 
   /// The part of `mine` that explicit ranges, in units, give to the rank at place `at`. Ranges that overlap, leave a gap

@@ -135,7 +135,10 @@ Extent RankContext::extent(int value) const {
 
 Tensor RankContext::allocate(int value) {
   const Extent local = extent(value);
-  return device_.allocate(*stream_, local.dtype, local.rows, local.cols);
+  Tensor fresh = device_.allocate(*stream_, local.dtype, local.rows, local.cols);
+  // Where shapes may not fit, an op may fill only a part of its output.
+  if (program_.forced_shapes) device_.poison(*stream_, fresh);
+  return fresh;
 }
 
 }  // namespace shardcheck

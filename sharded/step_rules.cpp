@@ -110,6 +110,18 @@ std::vector<int> other_partial_axes(const CollectiveStep& step, const std::vecto
   return found;
 }
 
+/// An axis that cuts rows inside what `outer` left of them and stays cut when the step joins `outer`: the ranks of the
+/// group don't hold the parts of one stretch then. -1: none. Sequences inside tokens are the same either way.
+int inner_axis(const Layout& in, const std::vector<int>& axes, int outer) {
+  const auto at = std::find(in.row_axes.begin(), in.row_axes.end(), outer);
+  const auto dim = [&in](int axis) { return in.placements[static_cast<std::size_t>(axis)].dim; };
+  for (auto inner = at; inner != in.row_axes.end(); ++inner) {
+    if (std::find(axes.begin(), axes.end(), *inner) != axes.end()) continue;
+    if (dim(*inner) == Dim::tokens || dim(outer) == Dim::sequences) return *inner;
+  }
+  return -1;
+}
+
 }  // namespace
 
 StepPlaced place_step(const CollectiveStep& step, const std::vector<int>& group, const Layout& in,
@@ -119,10 +131,17 @@ StepPlaced place_step(const CollectiveStep& step, const std::vector<int>& group,
   std::erase_if(axes, [&](int axis) { return mesh.axes[static_cast<std::size_t>(axis)].size == 1; });
   StepPlaced placed;
   const Placement required = required_by(step);
-  std::vector<int> fitting;
+  std::vector<int> fitting, together;
   for (const int axis : axes) {
     const Placement met = in.placements[static_cast<std::size_t>(axis)];
-    if (met == required) {
+    const int inner = met == required && met.cuts_rows() ? inner_axis(in, axes, axis) : -1;
+    if (inner >= 0) {
+      together = {axis, inner};
+      placed.misfits.push_back(
+          {axis, required, fmt::format("{0} cuts what {1} left of the rows: join {0} first, or both in one group",
+                                       mesh.axes[static_cast<std::size_t>(inner)].name,
+                                       mesh.axes[static_cast<std::size_t>(axis)].name)});
+    } else if (met == required) {
       fitting.push_back(axis);
     } else {
       placed.misfits.push_back({axis, required, sentence_of(step)});
@@ -130,6 +149,12 @@ StepPlaced place_step(const CollectiveStep& step, const std::vector<int>& group,
   }
   if (placed.misfits.empty()) {
     placed.out = after(step, axes, in, mesh, head_dim);
+    return placed;
+  }
+  if (step.kind == Kind::all_gather && !together.empty()) {
+    placed.instead = step;
+    placed.instead->axes = names(together, mesh);
+    placed.out = after(step, together, in, mesh, head_dim);
     return placed;
   }
   const std::vector<int> others = other_partial_axes(step, axes, in);

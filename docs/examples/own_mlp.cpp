@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program with a tensor-parallel MLP of its own - plain loops, one thread per rank, nothing of shardcheck's program -
 // that hands in its tensors to be judged. `own_mlp --forget-sum` leaves the all_reduce out, to see what is said then.
+#include <algorithm>
 #include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>

@@ -24,11 +24,13 @@ std::optional<std::int64_t> integer(const std::string& word) {
   return value;
 }
 
+constexpr std::int64_t kMostRanks = 1024;
+
 int group_size(const std::string& word, const std::string& option) {
   const std::optional<std::int64_t> size = integer(word);
-  if (!size || *size < 1 || *size > 1024) {
-    throw InputError(fmt::format("{}: \"{}\" is no group size; use a whole number from 1 to 1024",
-                                 option, word));
+  if (!size || *size < 1 || *size > kMostRanks) {
+    throw InputError(fmt::format("{}: \"{}\" is no group size; use a whole number from 1 to {}",
+                                 option, word, kMostRanks));
   }
   return static_cast<int>(*size);
 }
@@ -61,8 +63,11 @@ Mesh mesh_of(const Plan& chosen, const std::string& option, const std::string& t
     throw InputError(fmt::format("{} {}: the plan {} has only the axes {}", option, text,
                                  chosen.name, fmt::join(chosen.mesh, ", ")));
   }
-  if (ordered.ranks() > 1024) {
-    throw InputError(fmt::format("{} {}: {} ranks are more than 1024", option, text, ordered.ranks()));
+  std::int64_t ranks = 1;
+  for (const Mesh::Axis& axis : ordered.axes) {
+    ranks *= axis.size;
+    if (ranks > kMostRanks)
+      throw InputError(fmt::format("{} {}: more than {} ranks", option, text, kMostRanks));
   }
   return ordered;
 }
@@ -142,7 +147,10 @@ std::vector<Mesh> PlanArguments::parse(const Plan& chosen, const std::string& op
           fmt::format("{}: the plan {} has the axes {}; give their sizes with --mesh {}=2", option,
                       chosen.name, fmt::join(chosen.mesh, ", "), fmt::join(chosen.mesh, "=2,")));
     }
-    for (const std::string& size : split({word}))
+    const std::vector<std::string> sizes = split({word});
+    if (sizes.empty())
+      throw InputError(fmt::format("{}: no group size given; write for example {} 2,4", option, option));
+    for (const std::string& size : sizes)
       add(Mesh{{{chosen.mesh[0], group_size(size, option)}}});
   }
   return meshes;
@@ -233,6 +241,9 @@ void check_writable(const std::string& file) {
   }
   if (std::filesystem::is_directory(file))
     throw InputError(fmt::format("{}: is a folder; name a file", file));
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
+    throw InputError(fmt::format("{}: can't be written; check the permissions of its folder", file));
+  }
 }
 
 void write_file(const std::string& file, const std::string& text) {

@@ -59,6 +59,7 @@ int run(const CostArguments& a) {
   report.gpu = sim::load_gpu(a.gpu);
   if (a.links.empty()) report.links = sim::shipped_links();
   for (const std::string& link : split(a.links)) report.links.push_back(sim::load_link(link));
+  if (report.links.empty()) throw InputError("--link: no link given; shardcheck info lists them");
   const sim::AlphaBetaModel algorithms;
   report.algorithm_constants = algorithms.constants();
   std::vector<sim::RunLoad> runs;

@@ -23,6 +23,12 @@ struct FaultArguments {
 const std::vector<std::string> kModels{"tiny-llama", "tiny-gpt2",  "tiny-qwen2",
                                        "tiny-qwen3", "tiny-olmo2", "tiny-phi3"};
 
+std::vector<std::string> named(const std::string& option, const std::vector<std::string>& words) {
+  std::vector<std::string> names = split(words);
+  if (names.empty()) throw InputError(option + ": no name given");
+  return names;
+}
+
 int run(const FaultArguments& a) {
   check_writable(a.json);
   if (a.list) {
@@ -30,16 +36,17 @@ int run(const FaultArguments& a) {
     return 0;
   }
   FaultOptions options;
-  options.models = split(a.models);
-  if (options.models.empty()) options.models = kModels;
+  options.models = a.models.empty() ? kModels : named("--model", a.models);
   if (!a.plan.empty()) options.plan = a.plan;
   options.only_plan = !a.plan.empty();
-  for (const std::int64_t size : parse_lengths(a.tp)) {
-    if (size < 2 || size > 64)
-      throw InputError(fmt::format("--tp: a fault needs 2 to 64 ranks, not {}", size));
-    options.tp.push_back(static_cast<int>(size));
+  Plan line;  // for the sizes alone
+  line.mesh = {"tp"};
+  for (const Mesh& mesh : PlanArguments::parse(line, "--tp", a.tp)) {
+    if (mesh.ranks() < 2 || mesh.ranks() > 64)
+      throw InputError(fmt::format("--tp: a fault needs 2 to 64 ranks, not {}", mesh.ranks()));
+    options.tp.push_back(mesh.ranks());
   }
-  options.faults = split(a.faults);
+  if (!a.faults.empty()) options.faults = named("--fault", a.faults);
   if (a.spots < 1) throw InputError("--spots must be at least 1");
   options.spots = a.spots;
   options.legal = !a.no_legal;

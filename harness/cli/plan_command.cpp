@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -30,12 +31,20 @@ struct ExplainArguments {
   std::string json;
 };
 
+/// On one line, so that it stays a comment.
+std::string one_line(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, ' ');
+  return text;
+}
+
 /// What the file was, at the head of the plan that is made of it.
 std::string head_of(const ImportArguments& a, const ImportedPlan& imported) {
-  std::string head = fmt::format("// From {}{}, read as {}.\n",
-                                 std::filesystem::path(a.file).filename().string(),
-                                 a.select.empty() ? "" : ", " + a.select, a.from);
-  for (const std::string& note : imported.notes) head += "// " + note + "\n";
+  std::string head = "// " +
+                     one_line(fmt::format("From {}{}, read as {}.",
+                                          std::filesystem::path(a.file).filename().string(),
+                                          a.select.empty() ? "" : ", " + a.select, a.from)) +
+                     "\n";
+  for (const std::string& note : imported.notes) head += "// " + one_line(note) + "\n";
   return head;
 }
 

@@ -2,6 +2,7 @@
 // Off by one factor, or by one constant, everywhere.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -31,6 +32,17 @@ double best_factor(const RankCase& rank) {
   return factor;
 }
 
+/// P times a value that every rank has whole. An exchange that adds it up rounds at every hop, and bounds of hops that all
+/// round the same number the same way add up.
+LocalValue summed_over(const RankCase& rank, int size) {
+  LocalValue value = scaled(rank.expected(), size, rank.op().out_roundoff());
+  if (!rank.op().op().empty() || rank.sum() == nullptr) return value;
+  const double hops = (size - 1) * std::max(rank.sum()->sent_roundoff, rank.op().out_roundoff());
+  for (std::int64_t i = 0; i < value.y.rows() * value.y.cols(); ++i)
+    value.budget.data()[i] += hops * std::abs(value.y.data()[i]);
+  return value;
+}
+
 }  // namespace
 
 void explain_factors(const RankCase& rank, Explanations& found) {
@@ -50,7 +62,7 @@ void explain_any_factor(const RankCase& rank, Explanations& found) {
   if (rank.op().ranks() > 1) sizes.insert(rank.op().ranks());
   const int r = rank.rank();
   for (const int size : sizes) {
-    found.test("factor_tp", scaled(y, size, u),
+    found.test("factor_tp", summed_over(rank, size),
                fmt::format("rank {} is {} times what it should be: the number of ranks", r, size));
     found.test("factor_inverse_tp", scaled(y, 1.0 / size, u),
                fmt::format("rank {} is 1/{} of what it should be", r, size));
@@ -65,7 +77,7 @@ void explain_any_factor(const RankCase& rank, Explanations& found) {
   if (rank.wrong().elements > 1) {
     const double factor = best_factor(rank);
     if (std::isfinite(factor) && factor != 0.0 && factor != 1.0)
-      found.test("wrong_factor", scaled(y, factor, u),
+      found.test("wrong_factor", scaled(y, factor, 2.0 * u),  // its own rounding, and that of the fit
                  fmt::format("rank {} is {:.6g} times what it should be", r, factor));
   }
   F64Matrix ones(y.y.rows(), y.y.cols());

@@ -272,9 +272,13 @@ class NormHypotheses {
                       : "equals the norm without the mean taken away");
   }
 
-  /// A factor of its own for every wrong row: whatever its statistic was, only that is wrong.
+  /// A factor of its own for every wrong row, before the bias: whatever its statistic was, only that is wrong.
   void per_row() {
-    if (layer_ || width_ != x_.cols() || total(rank_.features()) < 2) return;
+    if (width_ != x_.cols() || total(rank_.features()) < 2) return;
+    const double u = rank_.op().out_roundoff();
+    const auto shift = [this](std::int64_t d) {
+      return layer_ ? shift_[static_cast<std::size_t>(d)] : 0.0;
+    };
     double least = 0.0, most = 0.0;
     LocalValue value = rank_.expected();
     bool first = true;
@@ -283,16 +287,19 @@ class NormHypotheses {
       double products = 0.0, squares = 0.0;
       for (std::int64_t d = 0; d < x_.cols(); ++d) {
         if (!rank_.owned(m, d)) continue;
-        products += rank_.got()(m, d) * value.y(m, d);
-        squares += value.y(m, d) * value.y(m, d);
+        const double y = value.y(m, d) - shift(d);
+        products += (rank_.got()(m, d) - shift(d)) * y;
+        squares += y * y;
       }
       const double factor = products / squares;
       least = first ? factor : std::min(least, factor);
       most = first ? factor : std::max(most, factor);
       first = false;
       for (std::int64_t d = 0; d < x_.cols(); ++d) {
-        value.y(m, d) *= factor;
+        const double before = value.y(m, d);
+        value.y(m, d) = factor * (before - shift(d)) + shift(d);
         value.budget(m, d) *= std::max(1.0, std::abs(factor));
+        if (layer_) value.budget(m, d) += u * std::abs(value.y(m, d) - before);
       }
     }
     if (first || !std::isfinite(least + most)) return;
@@ -311,6 +318,23 @@ class NormHypotheses {
   std::int64_t width_ = 0;
 };
 
+/// A sum of squares over other features than those that count on the rank.
+void explain_statistic(const RankCase& rank, Explanations& found) {
+  const FailedOp& op = rank.op();
+  const TapReader& input = op.inputs().front();
+  for (int i = 0; i < op.ranks(); ++i) {
+    const int owner = (rank.rank() + i) % op.ranks();  // its own first
+    const Ranges features = input.layout().feature_ranges(owner);
+    const auto value = rank.recompute(
+        [&](LocalCall& call, Instruction&, Config&) { call.weight_rows = features; });
+    if (value && found.test("statistic_of_shard", *value,
+                            fmt::format("rank {} sums the squares of features {} of {}, those that "
+                                        "rank {} holds",
+                                        rank.rank(), to_string(features), input.name(), owner)))
+      return;
+  }
+}
+
 }  // namespace
 
 void explain_norms(const RankCase& rank, Explanations& found) {
@@ -319,6 +343,7 @@ void explain_norms(const RankCase& rank, Explanations& found) {
   if (op.op().empty()) return;
   if (op.op() == "rms_norm" || op.op() == "head_norm" || op.op() == "layer_norm")
     NormHypotheses(rank, found).run();
+  if (op.op() == "rms_statistic") explain_statistic(rank, found);
   if (found.empty()) explain_any_factor(rank, found);
 }
 

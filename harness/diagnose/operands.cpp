@@ -66,7 +66,7 @@ void explain_bias(const RankCase& rank, Explanations& found) {
         "bias_times_tp", plus(y, more, bias, u),
         fmt::format("rank {} equals the result with {} counted {} times", rank.rank(), tensor, n));
     if (due)
-      found.test("bias_times_tp", plus(y, 1.0 / n - 1.0, bias, u),
+      found.test("bias_times_tp", plus(y, 1.0 / n - 1.0, bias, 2.0 * u),  // the part is rounded, too
                  fmt::format("rank {} equals the result with 1/{} of {}", rank.rank(), n, tensor));
   }
   if (due)

@@ -55,11 +55,35 @@ LocalValue quantised_sum(const SumOfRanks& sum, int bits, bool by_row) {
   return value;
 }
 
+// The sum of shares that were rounded to a coarser format before they were sent.
+LocalValue rounded_shares(const SumOfRanks& sum, DType coarse) {
+  SumOfRanks rounded = sum;
+  for (Term& term : rounded.terms) {
+    const std::vector<double> values = round_to(coarse, {term.value.rows(), term.value.cols()},
+                                                {term.value.data(), term.value.values().size()})
+                                           .to_f64();
+    std::copy(values.begin(), values.end(), term.value.data());
+  }
+  return rounded.combine(rounded.member_factors());
+}
+
+// One number lies beyond its budget, and no other: a coarse format would have rounded them all.
+bool one_wrong_number(const RankCase& rank) {
+  const F64Matrix& y = rank.expected().y;
+  std::int64_t beyond = 0;
+  for (std::int64_t m = 0; m < y.rows(); ++m) {
+    for (std::int64_t d = 0; d < y.cols(); ++d)
+      if (rank.owned(m, d) && !(std::abs(rank.got()(m, d) - y(m, d)) <= rank.budget(m, d))) ++beyond;
+  }
+  return beyond == 1;
+}
+
 }  // namespace
 
 void explain_precision(const RankCase& rank, Explanations& found) {
   if (!found.empty())
     return;  // a coarse format's budget is wide: it would hold nearly anything that has an explanation
+  if (one_wrong_number(rank)) return;
   const FailedOp& op = rank.op();
   const LocalValue& y = rank.expected();
   const DType out = op.output().dtype();
@@ -85,6 +109,12 @@ void explain_precision(const RankCase& rank, Explanations& found) {
                    fmt::format("rank {} equals the sum of shares that were sent in {} bits",
                                rank.rank(), levels));
     }
+  }
+  if (rank.sum() != nullptr && op.op().empty()) {
+    for (const DType coarse : {DType::f32, DType::f16, DType::bf16})
+      found.test("precision_too_low", rounded_shares(*rank.sum(), coarse),
+                 fmt::format("rank {} equals the sum of shares that were sent in {}", rank.rank(),
+                             name(coarse)));
   }
   // Sums that are kept in a coarser format than the device states.
   for (const DType coarse : {DType::f32, DType::f16, DType::bf16}) {

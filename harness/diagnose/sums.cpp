@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "harness/diagnose/hypothesis.hpp"
+#include "harness/judge_collective.hpp"
 
 namespace shardcheck {
 namespace {
@@ -154,10 +156,66 @@ class SumHypotheses {
   std::vector<double> right_;
 };
 
+std::vector<std::int64_t> features_of(const TapReader& value, int rank) {
+  std::vector<std::int64_t> features;
+  for (const Range& range : value.layout().feature_ranges(rank)) {
+    for (std::int64_t d = range.begin; d < range.end; ++d) features.push_back(d);
+  }
+  return features;
+}
+
+/// Parts of a value that are other features on every rank, added up one on the other.
+void explain_other_features_summed(const RankCase& rank, Explanations& found) {
+  using Kind = CollectiveStep::Kind;
+  const FailedOp& op = rank.op();
+  if (!op.op().empty() || op.instruction().collective.kind != Kind::all_reduce) return;
+  const TapReader& input = op.inputs().front();
+  const Mesh& mesh = op.run().mesh;
+  const std::vector<std::int64_t> own = features_of(input, rank.rank());
+  for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis) {
+    const std::vector<int> group = mesh.group(rank.rank(), {static_cast<int>(axis)});
+    const bool fits = std::all_of(group.begin(), group.end(), [&](int member) {
+      return input.defect(member).empty() && features_of(input, member).size() == own.size();
+    });
+    const bool other = std::any_of(group.begin(), group.end(),
+                                   [&](int member) { return features_of(input, member) != own; });
+    if (!fits || !other) continue;
+    const ReductionBudget unit = reduction_budget(
+        op.run().reduction, static_cast<int>(group.size()), input.dtype(), op.output().dtype());
+    LocalValue value{rank.expected().y, F64Matrix(rank.got().rows(), rank.got().cols()), {}};
+    if (value.y.rows() != rank.got().rows() || value.y.cols() != rank.got().cols()) return;
+    std::vector<F64Matrix> parts;
+    std::vector<std::vector<std::int64_t>> features;
+    for (const int member : group) {
+      parts.push_back(input.assemble({member}));
+      features.push_back(features_of(input, member));
+    }
+    for (std::int64_t m = 0; m < value.y.rows(); ++m) {
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        double sum = 0.0, squares = 0.0;
+        for (std::size_t p = 0; p < parts.size(); ++p) {
+          const double term = parts[p](m, features[p][i]);
+          sum += term;
+          squares += term * term;
+        }
+        value.y(m, own[i]) = sum;
+        value.budget(m, own[i]) = unit.per_result * std::abs(sum) +
+                                  unit.per_terms * std::sqrt(squares) + unit.constant;
+      }
+    }
+    found.test("reduced_over_wrong_group", value,
+               fmt::format("rank {} equals the sum over ranks {} along {}, whose parts are other "
+                           "features of {}",
+                           rank.rank(), fmt::join(group, ", "), mesh.axes[axis].name, input.name()));
+  }
+}
+
 }  // namespace
 
 void explain_sums(const RankCase& rank, Explanations& found) {
-  if (rank.sum() == nullptr || rank.sum()->terms.size() < 2) return;
+  if (rank.sum() == nullptr) return;
+  explain_other_features_summed(rank, found);
+  if (rank.sum()->terms.size() < 2) return;
   SumHypotheses(rank, found).run();
 }
 

@@ -94,11 +94,8 @@ std::optional<Planted> overwritten(const Program& program, const Spot& spot) {
   Planted planted = before_readers(program, spot);
   planted.between = [spot](RankContext& context, const Instruction& i, std::vector<Tensor>& outputs) {
     if (i.site != spot.place || context.rank() != spot.rank || outputs[0].cols < 2) return;
-    for (std::int64_t r = 0; r < outputs[0].rows; ++r) {
-      const Tensor row = outputs[0].row_range(r, r + 1);
-      context.device().copy(context.stream(), row.col_range(0, 1),
-                            row.col_range(row.cols - 1, row.cols));
-    }
+    // Every feature: a reader may slice the row.
+    context.device().copy(context.stream(), rolled_cols(context, outputs[0], 1), outputs[0]);
   };
   return planted;
 }

@@ -72,23 +72,15 @@ std::string_view name(FaultGate gate) {
 
 std::vector<FaultGate> jobs_of(const Fault& fault) {
   if (!fault.jobs.empty()) return fault.jobs;
+  const bool declared = fault.layer == FaultLayer::plan || fault.layer == FaultLayer::partition ||
+                        fault.layer == FaultLayer::section;
+  const bool moves = declared || fault.layer == FaultLayer::loader ||
+                     fault.layer == FaultLayer::execution || fault.layer == FaultLayer::collective;
   std::vector<FaultGate> jobs;
-  switch (fault.layer) {
-    case FaultLayer::plan:
-    case FaultLayer::partition:
-    case FaultLayer::section:
-      jobs.push_back(FaultGate::lint);
-      [[fallthrough]];
-    case FaultLayer::loader:
-    case FaultLayer::execution:
-    case FaultLayer::collective:
-      jobs.push_back(FaultGate::prove);
-      [[fallthrough]];
-    case FaultLayer::arithmetic:
-    case FaultLayer::precision:
-      break;
+  for (const FaultGate gate : kFaultGates) {
+    const bool numbers = gate != FaultGate::lint && gate != FaultGate::prove;
+    if (numbers || (gate == FaultGate::prove ? moves : declared)) jobs.push_back(gate);
   }
-  jobs.insert(jobs.end(), {FaultGate::f64, FaultGate::f32, FaultGate::bf16, FaultGate::fp16});
   return jobs;
 }
 

@@ -2,7 +2,8 @@
 // A fault: a small object that changes one thing of a correct program - the plan, a partition, a loader's slice, an op's
 // execution on some ranks, a collective - and says where that must be found. `shardcheck faults` plants one at a time.
 //
-// A fault of your own is one file in this folder that fills a Fault, and one line in catalogue.cpp.
+// A fault of your own is one file in this folder that fills a Fault, its declaration in kinds.hpp, and one line in
+// catalogue.cpp.
 #pragma once
 
 #include <functional>

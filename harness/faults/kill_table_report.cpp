@@ -122,8 +122,6 @@ std::string faults_json(const FaultReport& report) {
     return wrong.tap.empty() ? Json(nullptr) : Json({{"tap", wrong.tap}, {"ranks", wrong.ranks}});
   };
   for (const FaultRow& row : report.rows) {
-    Json mesh;
-    for (const Mesh::Axis& axis : row.mesh.axes) mesh[axis.name] = axis.size;
     json["rows"].push_back(
         {{"fault", row.fault},
          {"kind", std::string(1, row.kind)},
@@ -132,7 +130,7 @@ std::string faults_json(const FaultReport& report) {
          {"model", row.model},
          {"plan", row.plan},
          {"site", {{"place", row.spot.place}, {"rank", row.spot.rank}, {"phase", name(row.spot.phase)}}},
-         {"mesh", mesh},
+         {"mesh", mesh_json(row.mesh)},
          {"gate", name(row.gate)},
          {"caught", row.caught()},
          {"first", place(row.first)},

@@ -194,7 +194,10 @@ std::optional<Planted> whole_mlp_on_every_rank(const Program& program, const Spo
   for (const Module& module : program.modules) {
     const bool mlp = module.role == ModuleRole::gate || module.role == ModuleRole::up ||
                      module.role == ModuleRole::fc || module.role == ModuleRole::gate_up;
-    if (mlp && module.layer == down.layer) whole.push_back(module.path);
+    if (!mlp || module.layer != down.layer) continue;
+    // Its own sum would be the first that is wrong.
+    if (cut_by_columns(program, module)) return std::nullopt;
+    whole.push_back(module.path);
   }
   Planted planted;
   planted.edit_plan = [whole](ResolvedPlan& plan) {

@@ -68,7 +68,7 @@ std::vector<Fault> per_head_parameters() {
        .source = "OpenNMT/CTranslate2 #1708",
        .what = "every rank adds the bias of rank 0's heads",
        .layer = FaultLayer::loader,
-       .cause = "weight_of_wrong_rank",
+       .cause = "weight_of_wrong_rank|kv_head_of_neighbour",
        .any_rank = false,
        .places =
            [](const Program& program, Phase) {
@@ -112,7 +112,7 @@ std::vector<Fault> per_head_parameters() {
                  .source = "vllm-project/vllm-omni #4439; huggingface/transformers #44668",
                  .what = "the plan keeps a vector over all heads whole beside heads that are cut",
                  .layer = FaultLayer::partition,
-                 .cause = "run_ended|unexplained|shape_differs",
+                 .cause = "run_ended|statistic_of_shard|shape_differs",
                  .rule = "head_parameter_not_cut",
                  .any_rank = false,
                  .places =

@@ -39,10 +39,11 @@ std::vector<std::string> rounding_ops(const Program& program, Phase phase) {
   });
 }
 
-/// One number can't tell, where many can by their mean.
+/// One number can't tell, where many can by their mean: rows of all tokens, and not of a few that the rank owns.
 bool many_numbers(const Program& program, const Spot& spot) {
   const Instruction& site = *at_site(program, spot.phase, spot.place);
-  return program.value(site.outputs[0]).layout.local_features(spot.rank) >= 32;
+  const Layout& layout = program.value(site.outputs[0]).layout;
+  return layout.row_axes.empty() && layout.local_features(spot.rank) >= 32;
 }
 
 /// The output keeps five bits less than its format.

@@ -72,9 +72,6 @@ std::vector<Ranges> by_section(const Module& module, const Ranges& held) {
   return parts;
 }
 
-std::vector<std::string> row_cut_modules(const Program& program, Phase) {
-  return module_paths(program, [](const Program& p, const Module& m) { return cut_by_rows(p, m); });
-}
 std::vector<std::string> column_cut_modules(const Program& program, Phase) {
   return module_paths(program, [](const Program& p, const Module& m) { return cut_by_columns(p, m); });
 }

@@ -27,8 +27,7 @@ std::optional<Planted> wrong_cols(const Program& program, const Spot& spot,
 /// Row parts of a fused weight that a rank holds, section by section, in whole rows.
 std::vector<Ranges> by_section(const Module& module, const Ranges& held);
 
-/// Modules of which ranks hold some rows, and of which they hold some columns.
-std::vector<std::string> row_cut_modules(const Program& program, Phase phase);
+/// Modules of which ranks hold some columns.
 std::vector<std::string> column_cut_modules(const Program& program, Phase phase);
 
 }  // namespace shardcheck::faults

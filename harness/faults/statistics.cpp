@@ -48,7 +48,7 @@ std::optional<Planted> other_epsilon(const Program&, const Spot& spot) {
       spot.place, {spot.rank},
       [](RankContext& context, const Instruction& i, const std::vector<Tensor>& inputs) {
         Instruction other = i;
-        other.attributes["eps"] = i.attributes.at("eps") * 1000.0;
+        other.attributes["eps"] = i.attributes.at("eps") * 10000.0;
         return run_plainly(context, other, inputs);
       });
 }

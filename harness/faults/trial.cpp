@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <regex>
 
 #include "harness/assess.hpp"
 #include "harness/faults/anatomy.hpp"
@@ -12,6 +14,7 @@
 #include "harness/lint.hpp"
 #include "harness/locate.hpp"
 #include "harness/prove.hpp"
+#include "harness/wiring.hpp"
 #include "harness/yardstick.hpp"
 #include "model/error.hpp"
 #include "sharded/op.hpp"
@@ -285,16 +288,28 @@ class FaultBench::Impl {
       if (row.first.ranks.empty()) row.first.ranks = faults::everyone(c.program);  // all stop
       if (cell.verdict == ProofVerdict::unproven) row.note = "unproven: " + cell.reason;
     } catch (const CommError& error) {
-      stopped(error.what(), row);
+      stopped(error.what(), c.program, row);
     }
   }
 
-  /// Ranks whose exchanges don't match stop with a message that names the call sites.
-  static void stopped(const std::string& message, FaultRow& row) {
+  /// Ranks whose exchanges don't match stop with a message that lists each one's call: "rank 1: all_reduce [8, 48] f32 at
+  /// embed_tokens (prefill step 0); ...". The earliest of those places is the first, for all ranks that are listed.
+  static void stopped(const std::string& message, const Program& program, FaultRow& row) {
     row.status = FaultStatus::caught;
     row.note = message;
     row.cause = "collective_differs";
-    if (message.find(row.expected.tap) != std::string::npos) row.first = row.expected;
+    row.first = {};
+    int earliest = std::numeric_limits<int>::max();
+    static const std::regex kCall(R"(rank (\d+): [^;]*? at (\S+) \()");
+    for (std::sregex_iterator call(message.begin(), message.end(), kCall), end; call != end; ++call) {
+      row.first.ranks.push_back(std::stoi((*call)[1]));
+      const std::string place = (*call)[2];
+      const int order = program_order(program, row.spot.phase, place);
+      if (order >= earliest) continue;
+      earliest = order;
+      row.first.tap = place;
+    }
+    std::sort(row.first.ranks.begin(), row.first.ranks.end());
   }
 
   /// True if a value differs from the correct run's.
@@ -307,7 +322,7 @@ class FaultBench::Impl {
     try {
       cell = run(c, program, dtype, spot.phase, interposer.get());
     } catch (const CommError& error) {
-      stopped(error.what(), row);
+      stopped(error.what(), c.program, row);
       return true;
     }
     if (same_bits(cell.taps, correct.taps)) {

@@ -281,7 +281,7 @@ std::vector<Fault> under_reduction() {
                  .source = "sgl-project/sglang #32963",
                  .what = "the sum runs over half of the ranks",
                  .layer = FaultLayer::collective,
-                 .cause = "reduced_over_wrong_group|one_ranks_partial",
+                 .cause = "reduced_over_wrong_group|one_ranks_partial|shard_dropped",
                  .any_rank = false,
                  .places = all_reduces,
                  .plant = half_group});

@@ -139,7 +139,7 @@ CallText read_call(const ImportedFile& file, const JsonPath& path) {
   }
   if (!json->contains("style") || !json->at("style").is_string()) {
     file.places.fail_value(
-        path, fmt::format("\"{}\": needs \"style\", such as \"ColwiseParallel\"", path.back()));
+        path, fmt::format("\"{}\": needs \"style\", the name of a style or class", path.back()));
   }
   CallText call;
   call.name = json->at("style").get<std::string>();

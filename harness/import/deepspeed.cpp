@@ -17,6 +17,14 @@ namespace {
 using Cut = ImportedCut;
 using Layout = ImportedLayout;
 
+constexpr std::size_t kLongestPattern = 1000;
+
+std::string in_lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
 /// The specs in order; the first that matches a weight has it. Patterns are tried from the name's beginning, not to its
 /// end, on the full name as the model with a head and as the base model spells it.
 struct Patterns {
@@ -58,6 +66,7 @@ class Reader {
           "no \"layer_specs\" here; write a preset's specs out, with the patterns, "
           "\"partition_type\" and \"shape\" that it stands for");
     }
+    refuse_preset(config);
     JsonPath list = base;
     list.emplace_back("layer_specs");
     if (!config.at("layer_specs").is_array())
@@ -77,6 +86,16 @@ class Reader {
   }
 
  private:
+  /// DeepSpeed tries a preset's specs after the file's own.
+  void refuse_preset(const nlohmann::json& config) {
+    const JsonPath at{"tensor_parallel", "preset_model"};
+    const nlohmann::json& file = file_.object({});
+    if (!file.contains(at[0]) || !file.at(at[0]).contains(at[1]) || file.at(at[0]).at(at[1]).is_null()) return;
+    if (config.value("use_default_specs", nlohmann::json(true)) == false) return;
+    file_.places.fail_key(at, "a preset's specs come after the file's own; write them out, and "
+                              "\"use_default_specs\": false");
+  }
+
   void add(const nlohmann::json& spec, const JsonPath& at, std::vector<ImportedRule>& rules) {
     const std::vector<std::string> known = {"patterns",      "partition_type", "shape",
                                             "partition_dim", "model_types",    "gather_output"};
@@ -99,9 +118,7 @@ class Reader {
       return module.kind == ModuleKind::linear && patterns->first_is(number, module.path);
     };
     const std::string type = text(spec, "partition_type", "column", at);
-    std::string lower = type;
-    std::transform(lower.begin(), lower.end(), lower.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string lower = in_lower_case(type);
     const bool gather = spec.value("gather_output", nlohmann::json(false)) == true;
     if (lower == "column") {
       rule.cut = Cut::colwise;
@@ -138,6 +155,10 @@ class Reader {
       place.insert(place.end(), {"patterns", std::to_string(i)});
       const nlohmann::json& pattern = spec.at("patterns")[i];
       if (!pattern.is_string()) file_.places.fail_value(place, "a pattern is a string");
+      if (pattern.get_ref<const std::string&>().size() > kLongestPattern) {  // the library reads it by recursion
+        file_.places.fail_value(place, fmt::format("a pattern of more than {} characters is not read here",
+                                                   kLongestPattern));
+      }
       if (i == 0) rule.place = file_.places.value(place);
       rule.pattern += (i == 0 ? "" : " or ") + pattern.get<std::string>();
       try {
@@ -155,9 +176,12 @@ class Reader {
     if (!spec.contains("model_types") || spec.at("model_types").is_null()) return true;
     if (!spec.at("model_types").is_array())
       fail_value(at, "model_types", "\"model_types\" is a list of names");
+    const auto is_it = [&](const nlohmann::json& name) {
+      return name.is_string() &&
+             in_lower_case(name.get<std::string>()) == in_lower_case(file_.model_type);
+    };
     return spec.at("model_types").empty() ||
-           std::any_of(spec.at("model_types").begin(), spec.at("model_types").end(),
-                       [&](const nlohmann::json& name) { return name == file_.model_type; });
+           std::any_of(spec.at("model_types").begin(), spec.at("model_types").end(), is_it);
   }
 
   /// [3, -1], [[q, k, v], -1]: runs of rows that are cut each on its own.

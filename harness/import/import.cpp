@@ -92,7 +92,7 @@ ImportedPlan import_plan(std::string_view text, const std::string& origin,
                                                : std::filesystem::path(origin).stem().string();
   result.plan.origin = origin;
   if (options.repair) {
-    for (const std::string& change : repair(result.plan.families.at(""), modules))
+    for (const std::string& change : repair(result.plan.families.at(""), modules, options))
       result.notes.push_back("repaired: " + change);
   }
   return result;

@@ -16,6 +16,13 @@ bool in_attention(ModuleRole role) {
          role == ModuleRole::qkv || role == ModuleRole::o;
 }
 
+/// Rows of q, k and v and columns of o have heads; their other dimension has none.
+bool has_heads(const ImportedRule& rule, const Module& module) {
+  const ImportedCut along = module.role == ModuleRole::o ? ImportedCut::rowwise
+                                                         : ImportedCut::colwise;
+  return in_attention(module.role) && rule.cut == along;
+}
+
 /// The plan's dimension that a rule cuts; refuses kinds of modules that have none.
 PlanDim dim_of(const ImportedRule& rule, const Module& module, const JsonPlaces& places) {
   const bool colwise = rule.cut == ImportedCut::colwise;
@@ -35,7 +42,7 @@ PlanDim dim_of(const ImportedRule& rule, const Module& module, const JsonPlaces&
                   rule.pattern, rule.style));
 }
 
-CutUnit unit_of(const ImportedRule& rule, const Module& module) {
+CutUnit unit_of(const ImportedRule& rule, const Module& module, const JsonPlaces& places) {
   const bool kv = module.role == ModuleRole::k || module.role == ModuleRole::v;
   switch (rule.grain) {
     case ImportedGrain::chunk:
@@ -43,9 +50,14 @@ CutUnit unit_of(const ImportedRule& rule, const Module& module) {
     case ImportedGrain::row:
       return CutUnit::row;
     case ImportedGrain::head:
-      return !in_attention(module.role) ? CutUnit::row : kv ? CutUnit::kv_head : CutUnit::head;
+      if (!has_heads(rule, module)) {
+        places.fail_at(rule.style_place,
+                       fmt::format("\"{}\": \"{}\" cuts the rows of q, k and v by heads, and those of {} are none",
+                                   rule.pattern, rule.style, module.path));
+      }
+      return kv ? CutUnit::kv_head : CutUnit::head;
     case ImportedGrain::kv_group:
-      return in_attention(module.role) ? CutUnit::kv_head : CutUnit::row;
+      return has_heads(rule, module) ? CutUnit::kv_head : CutUnit::row;
   }
   return CutUnit::row;
 }
@@ -124,7 +136,7 @@ WeightCut cut_of(const ImportedRule& rule, const Module& module, const JsonPlace
                  const ImportOptions& options) {
   if (rule.cut == ImportedCut::none) return {};
   const PlanDim dim = dim_of(rule, module, places);
-  const CutUnit unit = unit_of(rule, module);
+  const CutUnit unit = unit_of(rule, module, places);
   const WeightCut plain{true, dim, unit, {}};
   // Without a model only the words can be carried over.
   if (options.model == nullptr) {
@@ -134,13 +146,22 @@ WeightCut cut_of(const ImportedRule& rule, const Module& module, const JsonPlace
   if (rule.padded_to > 0 && module.out % rule.padded_to != 0)
     return in_ranges(dim, options.sizes,
                      [&](int size) { return padded(module.out, rule.padded_to, size); });
+  const std::int64_t kv_heads = options.model->config().num_kv_heads;
+  if (rule.grain == ImportedGrain::kv_group && in_attention(module.role) && !has_heads(rule, module)) {
+    // Its source cuts every dimension in attention in as many units as there are kv heads, where it divides into them.
+    const std::vector<std::int64_t> all{rule.cut == ImportedCut::colwise ? module.out : module.in};
+    const bool alike = std::all_of(options.sizes.begin(), options.sizes.end(), [&](int size) {
+      return cut_blocks(all, size, false, kv_heads) == cut_blocks(all, size, false);
+    });
+    if (alike) return plain;
+    return in_ranges(dim, options.sizes, [&](int size) { return cut_blocks(all, size, false, kv_heads); });
+  }
   if (rule.cut == ImportedCut::rowwise || module.kind != ModuleKind::linear) return plain;
 
   const bool chunks = unit == CutUnit::chunk;
   std::vector<std::int64_t> blocks = blocks_of(rule, module, places);
   const bool sections = !module.sections.empty() &&
                         (are_sections(blocks, module) || rule.own_sections);
-  const std::int64_t kv_heads = options.model->config().num_kv_heads;
   if (module.role == ModuleRole::qkv && rule.grain == ImportedGrain::kv_group) {
     // Section by section, and every rank as many kv heads as q heads need: the plan's `by head`.
     const bool even = std::all_of(options.sizes.begin(), options.sizes.end(),

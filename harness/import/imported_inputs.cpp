@@ -84,8 +84,9 @@ class InputCheck {
     if (!producers.empty() && whole.empty()) return;
     if (consumer.rule->head_splits_input && module.sample.role == ModuleRole::lm_head) return;
     const std::string word(row_parallel_of_whole(source_));
+    const std::string otherwise = whole.empty() ? "cut its output rows instead" : "";
     const std::string itself = word.empty()
-                                   ? ""
+                                   ? otherwise
                                    : fmt::format("write \"{}\", which cuts the input itself", word);
     const std::string before = whole.empty()
                                    ? ""

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::int64_t kMostFeatures = 8;  // shown of a row
 constexpr int kMostRanks = 16;             // all are shown, else those that differ
+constexpr double kVisible = 1e-4;          // of a number's size: a difference in the six digits that are printed
 
 /// Which values are replaced by small integers, and what each stands for in the unsharded program.
 using Replaced = std::map<std::string, std::string, std::less<>>;
@@ -217,7 +218,7 @@ class Search {
         least = partial ? std::min(sum, example.whole[f]) : std::min(least, example.whole[f]);
         most = partial ? std::max(sum, example.whole[f]) : std::max(most, example.whole[f]);
       }
-      if (!(most - least <= 1e-4 * std::max(std::abs(most), std::abs(least))))
+      if (!(most - least <= kVisible * std::max(std::abs(most), std::abs(least))))
         return true;  // NaN is visible
     }
     return false;

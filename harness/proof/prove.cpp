@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "harness/proof/counterexample.hpp"
+#include "harness/proof/made_model.hpp"
 #include "harness/proof/proof_run.hpp"
 #include "harness/proof/shrink.hpp"
 #include "harness/proof/whole_comparison.hpp"
@@ -35,12 +37,13 @@ class Proof {
       return std::move(report_);
     }
     for (const Mesh& mesh : options_.meshes) {
-      const Config shape = options_.shrink ? shrunken(model_, plan_, resolve(plan_, model_, mesh))
-                                           : model_.config();
+      const std::optional<Config> small = options_.shrink ? small_shape(mesh) : std::nullopt;
+      const Config shape = small.value_or(model_.config());
       const ProofPair pair = make_proof_pair(model_, shape, MadeWeights::normal, plan_, mesh,
                                              options_, parts_.ops);
       for (const Phase phase : options_.phases) {
         report_.cells.push_back(cell(pair, phase));
+        report_.cells.back().shrunk = small.has_value();
         progress("", static_cast<double>(report_.cells.size()));
       }
     }
@@ -51,6 +54,17 @@ class Proof {
   void progress(const std::string& what, double cells) {
     const auto all = static_cast<double>(options_.meshes.size() * options_.phases.size());
     if (options_.progress) options_.progress(what, cells < 0.0 ? cells : cells / all);
+  }
+
+  /// The shrunken shape; none where a plan that is legal for the model's own breaks a rule on it: a cut by rows whose
+  /// borders fall between heads, or between units of something else, only at the width that the model has.
+  std::optional<Config> small_shape(const Mesh& mesh) const {
+    const ResolvedPlan resolved = resolve(plan_, model_, mesh);
+    Config small = shrunken(model_, plan_, resolved);
+    if (!build_program(model_, resolved, parts_.ops).findings.empty()) return small;
+    const Model like = made_model(model_, small, MadeWeights::normal);
+    if (!build_program(like, resolve(plan_, like, mesh), parts_.ops).findings.empty()) return std::nullopt;
+    return small;
   }
 
   void note_findings(const Mesh& mesh) {
@@ -75,7 +89,6 @@ class Proof {
     cell.mesh = pair.plan.mesh;
     cell.phase = phase;
     cell.shape = pair.model->config();
-    cell.shrunk = options_.shrink;
     int wanted = options_.seeds.value_or(1);
     for (int seed = 1; seed <= wanted; ++seed) {
       progress(fmt::format("{} {} seed {} of {}", to_string(cell.mesh), name(phase), seed, wanted),

@@ -92,7 +92,9 @@ class Shrinker {
     for (std::size_t m = 0; m < widths_.size(); ++m) {
       const Module& module = model.modules()[m];
       for (const WeightRule& rule : section.weights) {
-        if (matches(rule.pattern, module.path)) cuts_of(module, widths_[m], rule);
+        if (!matches(rule.pattern, module.path)) continue;
+        cuts_of(module, widths_[m], rule);
+        ranges_of_one(module, widths_[m], rule);
       }
       points_of(module, widths_[m]);
     }
@@ -137,6 +139,18 @@ class Shrinker {
                                       : 1;
         cut_into(side, unit * ranks_cutting(module, cut.rows), unit, how.unit == CutUnit::chunk);
       }
+    }
+  }
+
+  /// Ranges that the plan lists for an axis of one rank cut nothing, but must be those of the same width.
+  void ranges_of_one(const Module& module, const ModuleWidths& widths, const WeightRule& rule) {
+    for (const auto& [name, how] : rule.cuts) {
+      const Mesh::Axis& axis = resolved_.mesh.axes[static_cast<std::size_t>(resolved_.mesh.axis_index(name))];
+      if (axis.size != 1 || how.ranges.count(1) == 0) continue;
+      if (how.unit == CutUnit::head || how.unit == CutUnit::kv_head) continue;
+      const bool columns =
+          how.dim == PlanDim::in || (how.dim == PlanDim::features && module.kind == ModuleKind::embedding);
+      keep(columns ? widths.cols : widths.all_rows);
     }
   }
 

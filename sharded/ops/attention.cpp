@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "model/error.hpp"
 #include "sharded/head_map.hpp"
@@ -14,8 +15,9 @@ namespace shardcheck::ops {
 namespace {
 
 /// out = softmax(scale q k^T, causal, window) v per head.     q [M, h_r * d]   k, v [keys, kv_r * d]   out [M, h_r * d]
-/// q R or S(features) cut between heads; every rank must hold the kv heads of its q heads. Sequences may be cut, those
-/// of q, k and v alike: a rank attends to its own. S(tokens) is refused. out is placed like q. No communication.
+/// q R or S(features) cut between heads; every rank must hold the kv heads of its q heads, the same of k and of v.
+/// Sequences may be cut, those of q, k and v alike: a rank attends to its own. S(tokens) is refused. out is placed like
+/// q. No communication.
 class Attention final : public Op {
  public:
   std::string_view name() const override { return "attention"; }
@@ -82,6 +84,10 @@ class Attention final : public Op {
         return placed;
       }
     }
+    if (auto apart = keys_and_values_differ(query, head_dim)) {
+      placed.violations.push_back(std::move(*apart));
+      return placed;
+    }
     placed.outputs = {query.inputs[0]};
     return placed;
   }
@@ -135,6 +141,29 @@ class Attention final : public Op {
   }
 
  private:
+  /// A rank's keys and values lie in one cache, and one map says which of its heads serves a q head.
+  static std::optional<PlacementViolation> keys_and_values_differ(const PlaceQuery& query, std::int64_t head_dim) {
+    constexpr const char* kSentence = "a rank keeps the keys and the values of the same kv heads";
+    const Layout &k = query.inputs[1], &v = query.inputs[2];
+    bool alike = true;
+    for (int rank = 0; rank < query.mesh.ranks(); ++rank)
+      alike = alike && heads_of(k, rank, head_dim) == heads_of(v, rank, head_dim);
+    if (alike) return std::nullopt;
+    int cut = 0;
+    for (std::size_t i = 0; i < query.mesh.axes.size(); ++i) {
+      const auto axis = static_cast<int>(i);
+      if (v.placements[i].cuts_features()) cut = axis;
+      if (k.placements[i] == v.placements[i]) continue;
+      // One is whole: its weight is cut too, or the other gathered.
+      const int whole = k.placements[i].cuts_features() ? 2 : 1;
+      PlacementViolation apart = requires_replicated(query, 3 - whole, axis, "placements_differ", kSentence);
+      apart.others.push_back({whole, Placement::sharded(Dim::features), {query.inputs[0]}, std::string(kRecut)});
+      apart.preferred = 1;
+      return apart;
+    }
+    return PlacementViolation{"ranges_differ", 2, cut, k.placements[static_cast<std::size_t>(cut)], k, kSentence,
+                              std::string(kRecut)};
+  }
   static bool differs_from_another(const PlaceQuery& query, std::size_t axis) {
     return std::any_of(query.inputs.begin(), query.inputs.end(), [&](const Layout& layout) {
       return !(layout.placements[axis] == query.inputs[0].placements[axis]);

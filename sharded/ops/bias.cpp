@@ -2,6 +2,8 @@
 // Bias of a row-parallel linear: added once, after the reduction, by every rank to its own copy or shard.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "model/error.hpp"
 #include "sharded/ops/ops.hpp"
 #include "sharded/placement_rules.hpp"
@@ -30,6 +32,7 @@ class Bias final : public Op {
                               "each rank would add the bias to its partial sum, so the sum would "
                               "hold it once per rank"));
     }
+    if (placed.violations.empty()) check_held(query, placed);
     if (placed.violations.empty()) placed.outputs = {query.inputs[0]};
     return placed;
   }
@@ -66,6 +69,31 @@ class Bias final : public Op {
                                    instruction.site, context.rank(), at, out.cols));
     }
     return {out};
+  }
+
+ private:
+  /// A rank has the bias of its own rows of the weight only: features gathered before have come without theirs.
+  static void check_held(const PlaceQuery& query, Placed& placed) {
+    // Both ways, that is: a weight cut by rows alone makes a sum only where it is assumed to be cut otherwise.
+    if (query.weight == nullptr || query.weight->rows.empty() || query.weight->cols.empty()) return;
+    for (int rank = 0; rank < query.mesh.ranks(); ++rank) {
+      const Ranges& held = query.weight->rows[static_cast<std::size_t>(rank)];
+      const Ranges mine = query.inputs[0].feature_ranges(rank);
+      if (total(locate(held, mine)) == total(mine)) continue;
+      const auto cut = std::find_if(query.weight->cuts.begin(), query.weight->cuts.end(),
+                                    [](const ModulePlacement::AxisCut& c) { return c.rows; });
+      if (cut == query.weight->cuts.end()) return;
+      Layout assumed = query.inputs[0];
+      assumed.owned = query.weight->rows;
+      for (const ModulePlacement::AxisCut& c : query.weight->cuts)
+        if (c.rows) assumed.placements[static_cast<std::size_t>(c.axis)] = Placement::sharded(Dim::features);
+      placed.violations.push_back(
+          {"ranges_differ", 0, cut->axis, Placement::sharded(Dim::features), assumed,
+           fmt::format("rank {} has the bias of the features {} and the value of {}: finish the sum before gathering",
+                       rank, to_string(held), to_string(mine)),
+           "", {{0, Placement::sharded(Dim::features), {query.inputs[0]}, ""}}, 1});
+      return;
+    }
   }
 };
 

@@ -112,6 +112,8 @@ class RmsApply final : public Op {
       } else if (x.cuts_rows() != sum.cuts_rows() || (x.cuts_rows() && !(x == sum))) {
         refuse(x.cuts_rows() ? 0 : 1, "tokens_differ",
                "a norm needs its input and its sum of squares for the same tokens");
+      } else if (sum.cuts_features()) {
+        refuse(1, "statistic_over_shard", "the sum of squares is one number a token, and each rank needs it");
       } else if (x.cuts_features() && !weight_cut && query.weight != nullptr) {
         refuse(0, "ranges_differ",
                "the input is cut along its features and the norm's weight is whole: cut the weight "

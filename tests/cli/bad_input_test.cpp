@@ -101,6 +101,26 @@ TEST(BadInput, GroupSizes) {
               HasSubstr("the largest size that works is 5"));
   EXPECT_THAT(refused("cost llama-3-8b --tp 0"), HasSubstr("\"0\" is no group size"));
   EXPECT_THAT(refused("cost llama-3-8b --tp 64"), HasSubstr("the largest size that works is 32"));
+  EXPECT_THAT(refused("faults --tp 0"), HasSubstr("--tp: \"0\" is no group size"));
+  const TempFolder folder;
+  const std::string four = folder.write("four.json", R"({"name": "p", "mesh": ["a", "b", "c", "d"]})").string();
+  EXPECT_THAT(refused("lint tiny-llama --plan " + four + " --mesh a=1024,b=1024,c=1024,d=1024"),
+              HasSubstr("more than 1024 ranks"));
+}
+
+// A list of nothing is no run that passes.
+TEST(BadInput, EmptyLists) {
+  for (const char* command : {"verify tiny-llama", "lint tiny-llama", "prove tiny-llama", "cost tiny-llama",
+                              "plan explain tiny-llama", "faults"}) {
+    EXPECT_THAT(refused(std::string(command) + " --tp ,"), HasSubstr("--tp: no group size given")) << command;
+  }
+  EXPECT_THAT(refused("cost tiny-llama --link ,"), HasSubstr("--link: no link given"));
+  EXPECT_THAT(refused("faults --model ,"), HasSubstr("--model: no name given"));
+  EXPECT_THAT(refused("faults --fault ,"), HasSubstr("--fault: no name given"));
+}
+
+TEST(BadInput, AFileThatFailsWhereItIsRead) {
+  EXPECT_THAT(refused("lint tiny-llama --plan /proc/self/mem"), HasSubstr("the file can't be read"));
 }
 
 TEST(BadInput, Words) {

@@ -49,6 +49,15 @@ TEST(PlanCommand, WithoutAFileItIsPrinted) {
   EXPECT_THAT(made.out, HasSubstr("{ \"name\": \"mine\", \"mesh\": [\"tp\"]"));
 }
 
+// What the file's head says of an entry stays a comment, whatever the entry's name.
+TEST(PlanCommand, ANameOfTwoLinesStaysOneComment) {
+  const TempFolder folder;
+  const std::string theirs = folder.write("theirs.json", R"({"a\nb": "colwise"})").string();
+  const std::string plan = (folder.path() / "plan.json").string();
+  EXPECT_EQ(run_program_with("plan import " + theirs + " --from hf -o " + plan).exit_code, 0);
+  EXPECT_EQ(run_program_with("lint tiny-llama --tp 2 --plan " + plan).exit_code, 0);
+}
+
 TEST(PlanCommand, BadInput) {
   const TempFolder folder;
   const std::string bad = folder

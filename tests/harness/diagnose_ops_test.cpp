@@ -454,7 +454,7 @@ TEST(DiagnoseOps, Weights) {
   }
 }
 
-// The issue's own example: a plan that forgot its all_reduce, forced.
+// A plan that forgot its all_reduce, forced.
 TEST(DiagnoseOps, ForcedPlan) {
   const std::string plan = R"plan({ "name": "forgotten", "mesh": ["tp"],
     "weights": {

@@ -11,27 +11,10 @@
 #include "tests/harness/hand_run.hpp"
 #include "tests/harness/planted_fault.hpp"
 #include "tests/harness/ran_program.hpp"
+#include "tests/sharded/feature_stream.hpp"
 
 namespace shardcheck::testing {
 namespace {
-
-constexpr const char* kFeatureStream = R"json({ "name": "feature stream", "mesh": ["tp"],
-  "weights": {
-    "embed_tokens": {"tp": "shard(features)"}, "lm_head": {"tp": "shard(vocab)"},
-    "layers.*.{input_layernorm,post_attention_layernorm}": {"tp": "shard(features)"},
-    "norm": {"tp": "shard(features)"},
-    "layers.*.self_attn.q_proj": {"tp": "shard(out by head)"},
-    "layers.*.self_attn.{k,v}_proj": {"tp": "shard(out by kv_head)"},
-    "layers.*.self_attn.o_proj": {"tp": "shard(in by head)"},
-    "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"}, "layers.*.mlp.down_proj": {"tp": "shard(in)"} },
-  "collectives": {
-    "layers.*.{input_layernorm,post_attention_layernorm}.stat": "all_reduce(sum, tp)",
-    "norm.stat": "all_reduce(sum, tp)",
-    "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(features, tp)",
-    "layers.*.self_attn.o_proj.out": "reduce_scatter(sum, features, tp)",
-    "layers.*.mlp.{gate,up}_proj.in": "all_gather(features, tp)",
-    "layers.*.mlp.down_proj.out": "reduce_scatter(sum, features, tp)",
-    "lm_head.in": "all_gather(features, tp)", "lm_head.out": "all_gather(vocab, tp)" } })json";
 
 const std::vector<DType> kTwo{DType::f64, DType::bf16};
 const std::vector<DType> kAll{DType::f64, DType::f32, DType::bf16, DType::f16};

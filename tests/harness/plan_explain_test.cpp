@@ -61,6 +61,41 @@ TEST(PlanExplain, WhatIsSent) {
   EXPECT_THAT(explain_text(e), HasSubstr("Layers 0-31, 32 alike"));
 }
 
+// On two axes a group's tensor is a part of the value; a norm's statistic is one f32, and stands at .stat whatever the
+// norm is called.
+TEST(PlanExplain, StatisticsAndGroups) {
+  const Mesh mesh{{{"tpx", 2}, {"tpy", 2}}};
+  const PlanExplanation e = explained("tiny-llama", load_plan("tp2d"), mesh);
+  const ExplainedModule& norm = module(e, "layers.*.input_layernorm");
+  ASSERT_THAT(norm.steps, SizeIs(1));
+  EXPECT_EQ(norm.steps[0].point, "layers.*.input_layernorm.stat");
+  EXPECT_EQ(norm.steps[0].bytes_per_token, 4);
+  EXPECT_EQ(module(e, "embed_tokens").steps.at(0).bytes_per_token, 2 * 48 / 2);
+  const std::string text = explain_text(e);
+  // Layers: 4 statistics of the norms with the last one's, q, k, v, o, gate, up and down; embedding and logits.
+  const int layer = 2 * 4 + 2 * (32 + 16 + 16 + 24 + 68 + 68 + 24);
+  EXPECT_THAT(text, HasSubstr("Sent in decode: 31 collectives, payload " +
+                              std::to_string(3 * layer + 4 + 2 * (24 + 160 + 320)) +
+                              " bytes per token at 2 bytes an element, 4 in a statistic."));
+  EXPECT_THAT(text, HasSubstr("adds the shares of each group of ranks"));
+  EXPECT_THAT(text, HasSubstr("embed_tokens is cut both ways"));
+}
+
+TEST(PlanExplain, AStepThatStandsTwiceCountsTwiceInBothPhases) {
+  const Plan plan = parse_plan(R"json({"name": "p", "mesh": ["tp"],
+      "collectives": {"layers.*.input_layernorm.out": ["slice(tokens, tp)", "all_gather(tokens, tp)",
+                                                       "slice(tokens, tp)", "all_gather(tokens, tp)"]}})json",
+                               "p.json");
+  const PlanExplanation e = explained("tiny-llama", plan, Mesh{{{"tp", 2}}});
+  const ExplainedModule& norm = module(e, "layers.*.input_layernorm");
+  ASSERT_THAT(norm.steps, SizeIs(4));
+  for (const ExplainedStep& step : norm.steps) {
+    EXPECT_EQ(step.point, "layers.*.input_layernorm.out");
+    EXPECT_EQ(step.phases, "prefill, decode");
+  }
+  EXPECT_THAT(explain_text(e), HasSubstr("Sent in decode: 6 collectives"));
+}
+
 TEST(PlanExplain, OneRankHoldsAllAndSendsNothing) {
   const std::string text = explain_text(megatron("tiny-gpt2", 1));
   EXPECT_THAT(text, HasSubstr("Sent in prefill: 0 collectives, payload 0 bytes"));

@@ -371,7 +371,7 @@ TEST(Prove, SeedsAreTheFewestThatSufficeOrAsMany) {
   options.seeds = 4;
   const ProveCell four = proved({}, options).cells.at(0);
   EXPECT_EQ(four.seeds, 4);
-  EXPECT_NEAR(four.log2_chance, 2.0 * enough.log2_chance, 1e-9);
+  EXPECT_DOUBLE_EQ(four.log2_chance, 2.0 * enough.log2_chance);
   EXPECT_EQ(four.taps, 2 * enough.taps);
 }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "harness/proof/made_model.hpp"
 #include "harness/proof/proof_steps.hpp"
@@ -344,6 +346,38 @@ TEST(Shrink, ExplicitRangesKeepTheirDimension) {
   EXPECT_LT(small.vocab_size, 32);
   ProveOptions options = proof_of({});
   EXPECT_TRUE(prove(model, plan, options, builtin_parts()).passed());
+}
+
+TEST(Shrink, ExplicitRangesOfOneRankKeepTheirDimension) {
+  const Model model = shapes({.hidden = 512, .ffn = 1000, .vocab = 900});
+  const std::string sum = R"json("lm_head.in": "slice(features, tp)", "lm_head.out": "all_reduce(sum, tp)")json";
+  for (const auto& [shard, end, steps] : {std::tuple<const char*, int, std::string>{"vocab", 900, kHeadGather},
+                                          std::tuple<const char*, int, std::string>{"in", 512, sum}}) {
+    const Plan plan = tp_plan(fmt::format(R"json("lm_head": {{"tp": {{"shard": "{0}", "ranges":
+        {{"1": [[[0,{1}]]], "2": [[[0,100]],[[100,{1}]]]}}}}}})json", shard, end), steps);
+    const Config small = shrunk(model, plan, line(1));
+    EXPECT_EQ(small.vocab_size == 900, end == 900);
+    EXPECT_EQ(small.hidden_size == 512, end == 512);
+    ProveOptions options = proof_of({});
+    options.meshes = {line(1), line(2)};
+    EXPECT_TRUE(prove(model, plan, options, builtin_parts()).passed()) << shard;
+  }
+}
+
+// Two heads of 2 in chunks of ceil(4 / 3) rows: the borders lie between heads at this width, not at a larger one.
+TEST(Shrink, APlanThatIsLegalAtTheModelsWidthOnlyIsProvedThere) {
+  const Model model = shapes({.heads = 2, .kv_heads = 2, .head_dim = 2, .hidden = 4, .ffn = 11, .vocab = 2});
+  const Plan plan = tp_plan(R"json("layers.*.self_attn.q_proj": {"tp": "shard(out by chunk)"},
+                                   "layers.*.self_attn.{k,v}_proj": {"tp": "shard(out by kv_head)"},
+                                   "layers.*.mlp.up_proj": {"tp": "shard(out by chunk)"})json",
+                            R"json("layers.*.self_attn.o_proj.in": "all_gather(features, tp)",
+                                   "layers.*.mlp.up_proj.out": "all_gather(features, tp)")json");
+  ProveOptions options = proof_of({});
+  options.meshes = {line(3)};
+  const ProveReport report = prove(model, plan, options, builtin_parts());
+  EXPECT_TRUE(report.passed());
+  EXPECT_FALSE(report.cells.at(0).shrunk);
+  EXPECT_EQ(report.cells.at(0).shape.head_dim, 2);
 }
 
 /// Whether each rank of torch.chunk's cut is full, short or empty.

@@ -102,6 +102,7 @@ TEST(Verifier, ARankWithoutItsPartFails) {
   ASSERT_TRUE(report.first.has_value());
   EXPECT_EQ(report.first->tap, "layers.0.mlp.act");
   EXPECT_THAT(candidate_table(report), HasSubstr("rank 2 has no such tensor"));
+  EXPECT_FALSE(report.first->propagated.has_value()) << "all values that are there are right";
 }
 
 TEST(Verifier, TakesPlainNumbersOfTheDtypeAlone) {

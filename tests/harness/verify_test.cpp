@@ -97,6 +97,15 @@ TEST(Verify, OneTokenOnFourRanks) {
   }
 }
 
+// A query that sees one key is that key's value: two heads that one kv head serves are alike, and so are slices of them.
+TEST(Verify, OneTokenWhereRanksSliceHeadsOfOneKvHead) {
+  VerifyOptions options = options_for({8}, {DType::f64, DType::bf16});
+  options.phases = {Phase::prefill};
+  options.inputs.tokens = 1;
+  const VerifyReport report = report_of("tiny-llama", options, "row_first");
+  EXPECT_TRUE(report.passed()) << failures(report);
+}
+
 TEST(Verify, WireAndOrderOfReductions) {
   for (const ReduceOrder order : {ReduceOrder::ring, ReduceOrder::tree, ReduceOrder::one_shot,
                                   ReduceOrder::two_shot, ReduceOrder::nvls, ReduceOrder::fixed_tree}) {
@@ -142,6 +151,18 @@ TEST(Verify, TwoAxes) {
     EXPECT_EQ(report.cells.size(), 4u * 2u * 2u);
     EXPECT_THAT(report.cells[0].repro, HasSubstr(" --mesh x=2,y=2"));
   }
+}
+
+// A slice of columns is a view, and reductions take contiguous tensors.
+TEST(Verify, ASumAfterASliceOfColumns) {
+  const std::string plan = R"plan({ "name": "two", "mesh": ["x", "y"], "weights": { "lm_head": {"x": "shard(in)"} },
+    "collectives": {
+      "lm_head.in": "slice(features, x)",
+      "lm_head.out": ["slice(features, y)", "all_reduce(sum, x)", "all_gather(features, y)"] } })plan";
+  VerifyOptions options = options_for({}, {DType::f64, DType::bf16});
+  options.meshes = {Mesh{{{"x", 2}, {"y", 3}}}};
+  const VerifyReport report = report_of("tiny-llama", options, plan);
+  EXPECT_TRUE(report.passed()) << failures(report);
 }
 
 // Synthetic weights have outlier channels 8 times the rest; biases and norm weights differ per channel.
@@ -315,6 +336,21 @@ TEST(Verify, OpWithoutALocalCheckIsMistrusted) {
 }
 
 // ---- reports ----
+
+// A program that calls verify has no command line to repeat.
+TEST(Verify, WithoutACommandNoneIsShownToRepeat) {
+  const Plan plan = parse_plan(R"json({"name": "no-sum", "mesh": ["tp"], "weights": {
+      "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"}, "layers.*.mlp.down_proj": {"tp": "shard(in)"}}})json",
+                               "no-sum.json");
+  VerifyOptions options = options_for({2}, {DType::f32});
+  options.force = true;
+  EXPECT_THAT(verify_table(verify(load_model("tiny-llama"), plan, options, builtin_parts()), false),
+              HasSubstr("repeat           shardcheck verify M --plan P"));
+  options.repro.clear();
+  const VerifyReport report = verify(load_model("tiny-llama"), plan, options, builtin_parts());
+  EXPECT_EQ(report.cells.at(0).repro, "");
+  EXPECT_THAT(verify_table(report, false), AllOf(HasSubstr("first wrong tap"), ::testing::Not(HasSubstr("repeat"))));
+}
 
 TEST(Verify, JsonHoldsEveryCell) {
   VerifyOptions options = options_for({1, 3}, {DType::f64, DType::bf16});

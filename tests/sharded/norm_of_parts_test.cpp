@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/model/input_error.hpp"
+#include "tests/sharded/feature_stream.hpp"
 #include "tests/sharded/program_run.hpp"
 
 namespace shardcheck {
@@ -13,25 +14,6 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// The residual stream stays cut by features: no norm gathers it.
-constexpr const char* kFeatureStream = R"json({ "name": "feature stream", "mesh": ["tp"],
-  "weights": {
-    "embed_tokens": {"tp": "shard(features)"}, "lm_head": {"tp": "shard(vocab)"},
-    "layers.*.{input_layernorm,post_attention_layernorm}": {"tp": "shard(features)"},
-    "norm": {"tp": "shard(features)"},
-    "layers.*.self_attn.q_proj": {"tp": "shard(out by head)"},
-    "layers.*.self_attn.{k,v}_proj": {"tp": "shard(out by kv_head)"},
-    "layers.*.self_attn.o_proj": {"tp": "shard(in by head)"},
-    "layers.*.mlp.{gate,up}_proj": {"tp": "shard(out)"}, "layers.*.mlp.down_proj": {"tp": "shard(in)"} },
-  "collectives": {
-    "layers.*.{input_layernorm,post_attention_layernorm}.stat": "all_reduce(sum, tp)",
-    "norm.stat": "all_reduce(sum, tp)",
-    "layers.*.self_attn.{q,k,v}_proj.in": "all_gather(features, tp)",
-    "layers.*.self_attn.o_proj.out": "reduce_scatter(sum, features, tp)",
-    "layers.*.mlp.{gate,up}_proj.in": "all_gather(features, tp)",
-    "layers.*.mlp.down_proj.out": "reduce_scatter(sum, features, tp)",
-    "lm_head.in": "all_gather(features, tp)", "lm_head.out": "all_gather(vocab, tp)" } })json";
 
 // Two axes: the stream cut by y alone, every weight by both, no gather before the logits.
 constexpr const char* kFeatureStreamOfTwoAxes = R"json({ "name": "2d stream", "mesh": ["x", "y"],

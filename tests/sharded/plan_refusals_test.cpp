@@ -164,6 +164,19 @@ TEST_P(EveryRefusal, IsOneSentence) {
   for (const std::string& part : given.says) EXPECT_THAT(message, HasSubstr(part));
 }
 
+TEST(Resolve, OpsSayWhereTheyAreWrong) {
+  const Model model = shapes({});
+  const auto refused = [&](const std::string& ops) {
+    const Plan plan = parse_plan("{\"name\": \"p\", \"mesh\": [\"tp\"], \"ops\": {\n" + ops + "}}", "test.json");
+    return input_error([&] { resolve(plan, model, line(2)); });
+  };
+  EXPECT_THAT(refused("\n  \"layers.*.mlp.atc\": \"mine\""),
+              ::testing::AllOf(HasSubstr("test.json:3:4: \"layers.*.mlp.atc\" in \"ops\" matches no value"),
+                               HasSubstr("did you mean \"layers.0.mlp.act\"?")));
+  EXPECT_THAT(refused("\"layers.*.mlp.act\": \"mine\",\n\"layers.1.mlp.*\": \"yours\""),
+              HasSubstr("test.json:3:2: two of \"ops\" match layers.1.mlp.act, mine and yours; keep one"));
+}
+
 TEST(Resolve, RefusesAnotherMesh) {
   const Model model = shapes({});
   const Plan plan = megatron();

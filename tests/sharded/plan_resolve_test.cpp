@@ -129,6 +129,42 @@ TEST(Resolve, LetsKvHeadsFollowExplicitRangesOfQ) {
               ElementsAre(Ranges{{0, 1}, {2, 3}}, Ranges{}, Ranges{{0, 3}}));
 }
 
+// Otherwise an uncut value would differ from its like in another operand by nothing but the list of its ranges.
+TEST(Resolve, TakesRangesThatGiveOneRankEverythingForNoCut) {
+  const auto gate = [](const std::string& ranges) {
+    return resolve_entry("\"layers.*.mlp.gate_proj\": {\"tp\": {\"shard\": \"out\", \"ranges\": {\"1\": [" + ranges + "]}}}", 1)
+        .placement("layers.0.mlp.gate_proj").rows;
+  };
+  EXPECT_THAT(gate("[[0,53]]"), ElementsAre());
+  EXPECT_THAT(gate("[[50,53],[0,9],[9,50]]"), ElementsAre());
+  // What is missing, listed twice or beyond the weight is kept, for check_partitions to report.
+  EXPECT_THAT(gate("[[0,50]]"), ElementsAre(Ranges{{0, 50}}));
+  EXPECT_THAT(gate("[[0,53],[1,2]]"), ElementsAre(Ranges{{0, 53}, {1, 2}}));
+  EXPECT_THAT(gate("[[0,54]]"), ElementsAre(Ranges{{0, 53}, {53, 54}}));
+  // On a second axis of one rank what the first left stays as it is.
+  const Plan two = parse_plan(R"json({"name": "two", "mesh": ["x", "y"], "weights": {"layers.*.mlp.gate_proj": {
+      "x": "shard(out)", "y": {"shard": "out", "ranges": {"1": [[[0,27]]]}}}}})json", "two.json");
+  const Model even = shapes({.ffn = 54});
+  EXPECT_THAT(resolve(two, even, Mesh{{{"x", 2}, {"y", 1}}}).placement("layers.0.mlp.gate_proj").rows,
+              ElementsAre(Ranges{{0, 27}}, Ranges{{27, 54}}));
+}
+
+// hidden is no multiple of head_dim, or one by chance: what lies behind the last whole head would be on no rank.
+TEST(Resolve, CutsBetweenHeadsOnlyWhereThereAreHeads) {
+  const auto resolved = [](const std::string& point, const std::string& step) {
+    return resolve(tp_plan("", "\"" + point + "\": \"" + step + "\""), shapes({.hidden = 72}), line(3));
+  };
+  for (const char* point : {"embed_tokens.out", "layers.*.mlp.down_proj.in", "layers.*.self_attn.o_proj.out", "lm_head.in",
+                            "layers.*.self_attn.q_proj.in", "norm.out"}) {
+    for (const char* step : {"slice(head, tp)", "slice(kv_head, tp)", "reduce_scatter(sum, head, tp)", "all_to_all(head, tokens, tp)"}) {
+      EXPECT_THAT(input_error([&] { resolved(point, step); }), HasSubstr("this value has none; write features")) << point << " " << step;
+    }
+    resolved(point, "all_gather(head, tp)");  // joins what there is
+  }
+  for (const char* point : {"layers.*.self_attn.{q,k,v}_proj.out", "layers.*.self_attn.o_proj.in"})
+    resolved(point, "slice(head, tp)");
+}
+
 TEST(Resolve, CutsEverySectionOfAFusedTensor) {
   const SmallModel gpt2{"gpt2", 5, 5, 8, 40, 53, 83, 1};
   const ResolvedPlan plan = resolve(megatron(), shapes(gpt2), line(3));

@@ -180,6 +180,15 @@ inline Step prefill(const std::vector<std::int64_t>& lengths, std::int64_t vocab
   return step;
 }
 
+/// A step of varied ids that takes these parts of its sequences.
+inline Step step_of(Phase phase, int index, std::vector<StepSequence> parts, std::int64_t vocab) {
+  Step step{phase, index, std::move(parts), {}};
+  std::int64_t tokens = 0;
+  for (const StepSequence& part : step.sequences) tokens += part.count;
+  step.ids = varied_ids(tokens, vocab, 20 + index);
+  return step;
+}
+
 /// How far two correct f64 programs of a model may be apart at any tap, in max-norm. A sum of K terms errs by at most
 /// K u of the sum of their sizes in whatever order (Higham, Accuracy and Stability, 4.2). A layer has eight sums in
 /// series: norm, q and k, scores, softmax times v, o, norm, gate and up, down; the head is two more, rounded up to a layer.

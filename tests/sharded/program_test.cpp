@@ -290,6 +290,17 @@ std::vector<Broken> broken_plans() {
                   R"json({"tp": {"shard": "out", "by": "kv_head", "ranges": {"2": [[[0,1]],[[1,3]]]}}})json")),
        "", 2, "kv_head_missing", "attention", "layers.0.self_attn.k_cache", "S(features)", "R",
        R"json(in weights "layers.0.self_attn.k_proj": {"tp": "shard(out by kv_head)"})json", true},
+      {"values_of_other_kv_heads", llama,
+       both(entry(q, tp("shard(out by head)")), entry("layers.*.self_attn.v_proj", tp("shard(out by kv_head)"))), "", 2,
+       "placements_differ", "attention", "layers.0.self_attn.k_cache", "R", "S(features)",
+       R"json(in weights "layers.0.self_attn.k_proj": {"tp": "shard(out by kv_head)"})json", true},
+      {"values_of_more_kv_heads", llama,
+       both(entry(q, tp("shard(out by head)")),
+            both(entry("layers.*.self_attn.k_proj", tp("shard(out by kv_head)")),
+                 entry("layers.*.self_attn.v_proj",
+                       R"json({"tp": {"shard": "out", "by": "kv_head", "ranges": {"2": [[[0,2]],[[0,3]]]}}})json"))),
+       "", 2, "ranges_differ", "attention", "layers.0.self_attn.v_cache", "S(features)", "S(features)",
+       R"json(in weights "layers.0.self_attn.v_proj": {"tp": "shard(out by kv_head)"})json", true},
       {"tokens_into_column_parallel", llama, kMlpCuts,
        both(kMlpSum, R"json("layers.*.mlp.gate_proj.in": "slice(tokens, tp)")json"), 2,
        "tokens_into_column_parallel", "linear", "layers.0.mlp.gate_proj.in", "S(tokens)", "R",
@@ -305,6 +316,8 @@ std::vector<Broken> broken_plans() {
       {"norm_over_a_shard", llama, entry("embed_tokens", tp("shard(features)")), "", 2,
        "statistic_over_shard", "rms_norm", "embed_tokens", "S(features)", "R",
        fix("embed_tokens", "all_gather(features, tp)"), true},
+      {"statistic_is_cut", llama, "", R"json("norm.stat": "slice(features, tp)")json", 2, "statistic_over_shard", "rms_apply",
+       "norm.stat", "S(features)", "R", R"json("norm.stat": [])json", true},
       {"norm_weight_is_cut", llama, entry("norm", tp("shard(features)")), "", 2,
        "statistic_over_shard", "rms_norm", "layers.0", "R", "R", "", true},
       {"logits_are_cut", llama, kHeadCut, "", 2, "output_not_replicated", "output", "lm_head",
@@ -358,6 +371,65 @@ TEST_P(EveryRule, IsFoundWithItsTapAndItsFix) {
   EXPECT_EQ(program.forced_shapes, given.forced_shapes);
   // The same plan on one rank breaks nothing: there is nothing to cut.
   EXPECT_TRUE(program_of(given.model, plan, line(1), ops).findings.empty());
+}
+
+// A bias is added as soon as its sum is whole, of the rows that the rank's weight has.
+TEST(Program, FeaturesAreGatheredAfterTheirSumIfThereIsABias) {
+  const Registry ops = builtin_ops();
+  for (const bool bias : {false, true}) {
+    const Model model = shapes({.biases = bias});
+    const auto rules = [&](const std::string& steps) {
+      const Plan plan = parse_plan(R"json({"name": "two", "mesh": ["x", "y"], "weights": {
+          "layers.*.mlp.up_proj": {"x": "shard(in)", "y": "shard(out)"}}, "collectives": {
+          "layers.*.mlp.up_proj.in": "slice(features, x)", "layers.*.mlp.up_proj.out": [)json" + steps + "]}}", "two.json");
+      std::vector<std::string> found;
+      for (const Finding& f : build_program(model, resolve(plan, model, Mesh{{{"x", 2}, {"y", 3}}}), ops).findings)
+        found.push_back(f.rule);
+      return found;
+    };
+    EXPECT_TRUE(rules(R"json("all_reduce(sum, x)", "all_gather(features, y)")json").empty());
+    const std::vector<std::string> other = rules(R"json("all_gather(features, y)", "all_reduce(sum, x)")json");
+    EXPECT_EQ(other, bias ? std::vector<std::string>(2, "ranges_differ") : std::vector<std::string>());  // of two layers
+  }
+}
+
+// What an inner axis cut of an outer one's rows can't be joined along the outer one: the group's parts are no stretch.
+TEST(Program, RowsAreJoinedAlongTheInnerAxisFirst) {
+  const Registry ops = builtin_ops();
+  const auto findings = [&](const std::string& steps) {
+    const Plan plan = parse_plan("{\"name\": \"two\", \"mesh\": [\"x\", \"y\"], \"collectives\": {\"norm.out\": [" + steps + "]}}",
+                                 "two.json");
+    const Model model = shapes({});
+    return build_program(model, resolve(plan, model, Mesh{{{"x", 2}, {"y", 3}}}), ops).findings;
+  };
+  for (const char* legal : {R"json("slice(tokens, [x, y])", "all_gather(tokens, y)", "all_gather(tokens, x)")json",
+                            R"json("slice(tokens, [x, y])", "all_gather(tokens, [x, y])")json",
+                            R"json("slice(tokens, x)", "slice(sequence, y)", "all_gather(tokens, x)", "all_gather(sequence, y)")json",
+                            R"json("slice(sequence, x)", "slice(tokens, y)", "all_gather(tokens, y)", "all_gather(sequence, x)")json"})
+    EXPECT_TRUE(findings(legal).empty()) << legal;
+  for (const char* broken : {R"json("slice(tokens, [x, y])", "all_gather(tokens, x)", "all_gather(tokens, y)")json",
+                             R"json("slice(sequence, [x, y])", "all_gather(sequence, x)", "all_gather(sequence, y)")json",
+                             R"json("slice(sequence, x)", "slice(tokens, y)", "all_gather(sequence, x)", "all_gather(tokens, y)")json",
+                             R"json("slice(tokens, [x, y])", "all_to_all(features, tokens, x)", "all_gather(tokens, y)", "all_gather(features, x)")json"}) {
+    const std::vector<Finding> found = findings(broken);
+    ASSERT_FALSE(found.empty()) << broken;
+    EXPECT_EQ(found[0].rule, "collective_misplaced");
+    EXPECT_EQ(found[0].axis, "x");
+    EXPECT_EQ(found[0].sentence, "y cuts what x left of the rows: join y first, or both in one group");
+  }
+  const std::vector<Finding> found = findings(R"json("slice(tokens, [x, y])", "all_gather(tokens, x)", "all_gather(tokens, y)")json");
+  EXPECT_EQ(found[0].fix, R"json("norm.out": ["slice(tokens, [x, y])", "all_gather(tokens, [x, y])", "all_gather(tokens, y)"])json");
+}
+
+// One kv head, or every head on every rank: what differs is how the plan puts it, not what a rank holds.
+TEST(Program, TakesKeysAndValuesThatHoldTheSameHeadsHoweverTheyAreCut) {
+  const Registry ops = builtin_ops();
+  const Plan plan = tp_plan(R"json("layers.*.self_attn.q_proj": {"tp": "shard(out by head)"},
+                                   "layers.*.self_attn.v_proj": {"tp": "shard(out by kv_head)"},
+                                   "layers.*.self_attn.o_proj": {"tp": "shard(in by head)"})json",
+                            kAttentionSum);
+  EXPECT_TRUE(program_of({"llama", 4, 1, 8, 40, 53, 257, 1}, plan, line(2), ops).findings.empty());
+  EXPECT_EQ(program_of({"llama", 4, 2, 8, 40, 53, 257, 1}, plan, line(2), ops).findings.size(), 1u);
 }
 
 TEST_P(EveryRule, IsGoneWithItsFix) {

@@ -29,16 +29,9 @@ std::vector<Mesh> meshes(const Shipped& given) {
 
 std::vector<Step> some_steps(std::int64_t vocab) {
   std::vector<Step> steps{prefill({5, 1, 3}, vocab)};
-  const auto add = [&](Phase phase, int index, std::vector<StepSequence> parts) {
-    Step step{phase, index, std::move(parts), {}};
-    std::int64_t tokens = 0;
-    for (const StepSequence& part : step.sequences) tokens += part.count;
-    step.ids = varied_ids(tokens, vocab, 20 + index);
-    steps.push_back(std::move(step));
-  };
-  add(Phase::prefill, 1, {{2, 3, 4}, {3, 0, 2}});
-  add(Phase::decode, 0, {{0, 5, 1}, {2, 7, 1}});
-  add(Phase::decode, 1, {{1, 1, 1}});
+  steps.push_back(step_of(Phase::prefill, 1, {{2, 3, 4}, {3, 0, 2}}, vocab));
+  steps.push_back(step_of(Phase::decode, 0, {{0, 5, 1}, {2, 7, 1}}, vocab));
+  steps.push_back(step_of(Phase::decode, 1, {{1, 1, 1}}, vocab));
   return steps;
 }
 

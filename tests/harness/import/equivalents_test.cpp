@@ -113,6 +113,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Equivalent{"deepspeed", kDeepSpeed, ImportSource::deepspeed, "embed_tokens"}),
     [](const auto& test) { return std::string(test.param.name); });
 
+TEST(Equivalents, DeepSpeedComparesModelTypesInAnyCase) {
+  const Model model = import_model({});
+  const ImportedPlan plan = imported(R"json({"layer_specs": [
+    {"patterns": [".*up_proj"], "model_types": ["gpt2", "LLaMA"]}, {"patterns": [".*"], "model_types": ["gpt2"]}]})json",
+                                     ImportSource::deepspeed, &model);
+  const PlanSection& section = plan.plan.families.at("");
+  ASSERT_EQ(section.weights.size(), 1u);
+  EXPECT_EQ(section.weights[0].pattern, "layers.*.mlp.up_proj");
+}
+
 TEST(Equivalents, SequenceParallelOfDTensor) {
   const Model model = import_model({});
   const ImportedPlan plan = imported(R"json({

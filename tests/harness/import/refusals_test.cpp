@@ -174,6 +174,7 @@ const std::vector<Refusal> kRefusals = {
      "theirs.json:1:10",
      {"keyword arguments are not read"}},
     {"style_missing", kDTensor, "{\"norm\": {\"sequence_dim\": 1}}", "theirs.json:1:10", {"needs \"style\""}},
+    {"key_twice", kHf, "{\"lm_head\":\"colwise\", /* \"x\": */ \"lm_head\" :\"rowwise\"}", "theirs.json:1:34", {"stands twice"}},
     {"beside_plan", kDTensor, "{\"plan\": {}, \"activation_dim\": 2}", "theirs.json:1:14", {"unknown key"}},
     {"no_specs",
      kDeepSpeed,
@@ -218,6 +219,21 @@ const std::vector<Refusal> kRefusals = {
      "theirs.json:1:83",
      {"70 + 1 make 71 rows", "has 72"}},
     {"unknown_vllm_class", kVllm, "{\"norm\": \"RmsNorm\"}", "theirs.json:1:10", {"did you mean \"RMSNorm\"?"}},
+    {"preset_beside_specs",
+     kDeepSpeed,
+     "{\"tensor_parallel\": {\"preset_model\": \"llama\", \"partition_config\": {\"layer_specs\": []}}}",
+     "theirs.json:1:22",
+     {"write them out"}},
+    {"heads_where_there_are_none",
+     kVllm,
+     "{\"layers.*.self_attn.o_proj\": \"QKVParallelLinear\"}",
+     "theirs.json:1:31",
+     {"cuts the rows of q, k and v by heads"}},
+    {"row_of_a_whole_input",
+     kDeepSpeed,
+     "{\"layer_specs\": [{\"patterns\": [\".*q_proj\"], \"partition_type\": \"row\"}]}",
+     "theirs.json:1:63",
+     {"what it reads is whole on every rank; cut its output rows instead"}},
     {"vllm_without_a_model", kVllm, "{\"norm\": \"RMSNorm\"}", "theirs.json", {"pass --model"}, true},
     {"vllm_flag",
      kVllm,
@@ -227,6 +243,19 @@ const std::vector<Refusal> kRefusals = {
 
 INSTANTIATE_TEST_SUITE_P(Imports, Refused, ::testing::ValuesIn(kRefusals),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// The library reads a regular expression by recursion, on a stack that has an end.
+TEST(Imports, APatternIsNotReadAtAnyLength) {
+  const Model model = import_model({});
+  const auto read = [&](std::size_t depth) {
+    const std::string pattern = std::string(depth, '(') + "x" + std::string(depth, ')');
+    return input_error([&] {
+      imported("{\"layer_specs\": [{\"patterns\": [\"" + pattern + "\"]}]}", kDeepSpeed, &model);
+    });
+  };
+  EXPECT_THAT(read(499), HasSubstr("matches no module"));
+  EXPECT_THAT(read(200000), AllOf(StartsWith("theirs.json:1:32"), HasSubstr("more than 1000 characters")));
+}
 
 TEST(Imports, AFileOfOnePlanHasNoneToSelect) {
   ImportOptions options;

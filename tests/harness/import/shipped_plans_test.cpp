@@ -173,6 +173,31 @@ TEST(ShippedPlans, ColwiseCutsKvHeadsOfWhichThereAreFewerThanRanks) {
   EXPECT_THAT(rules_of(linted(model, shipped("LlamaConfig", &model, true).plan, {8})), IsEmpty());
 }
 
+// By head, 8 ranks would leave some without a head: what needs no heads, and what has whole ones, is not cut so.
+TEST(ShippedPlans, RepairLeavesWhatIsLegalOnMoreRanksThanHeads) {
+  const Model model = import_model({"llama", 4, 2});
+  const ImportedPlan gathered = imported(R"json({
+    "layers.*.self_attn.{q,k,v}_proj": "colwise_gather_output", "layers.*.self_attn.o_proj": "rowwise_split_input"})json",
+                                         ImportSource::hf, &model, true);
+  const ImportedPlan groups = imported(R"json({"layer_specs": [
+    {"patterns": [".*\\.[qkv]_proj"], "partition_type": "column"}, {"patterns": [".*\\.o_proj"], "partition_type": "row"}]})json",
+                                       ImportSource::deepspeed, &model, true);
+  for (const ImportedPlan* plan : {&gathered, &groups})
+    EXPECT_THAT(rules_of(linted(model, plan->plan, {2, 3, 4, 8})), IsEmpty());
+}
+
+// DeepSpeed cuts all of attention in as many units as there are kv heads: 40 rows of o in 5 are 16 + 8 + 8 + 8.
+TEST(ShippedPlans, DeepSpeedCutsTheRowsOfOByKvHeads) {
+  const Model model = import_model({"llama", 10, 5});
+  const ImportedPlan plan = imported(R"json({"layer_specs": [
+    {"patterns": [".*_proj"], "partition_type": "column", "gather_output": true}]})json",
+                                     ImportSource::deepspeed, &model);
+  EXPECT_THAT(rules_of(linted(model, written_and_read(plan), {2, 3, 4, 8})), IsEmpty());
+  const ResolvedPlan resolved = resolve(plan.plan, model, tp(4));
+  EXPECT_EQ(resolved.placement("layers.1.self_attn.o_proj").rows.at(0), (Ranges{{0, 16}}));
+  EXPECT_EQ(resolved.placement("layers.1.self_attn.q_proj").rows.at(0), (Ranges{{0, 32}}));
+}
+
 TEST(ShippedPlans, RepairSaysWhatItChanged) {
   const Model model = import_model({});
   EXPECT_THAT(shipped("LlamaConfig", &model, true).notes,

@@ -40,4 +40,18 @@ TEST(Equivalence, AFailureShowsTheReport) {
   EXPECT_THAT(report, testing::Not(passes()));
 }
 
+TEST(Equivalence, AnIllegalPlanShowsItsRule) {
+  const shardcheck::Model model = shardcheck::load_model("tiny-llama");
+  const shardcheck::Plan plan = shardcheck::parse_plan(kWithoutASum, "without-a-sum.json");
+  static shardcheck::VerifyReport verified;
+  verified = verify(model, plan, bf16_at(2), shardcheck::builtin_parts());
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(verified, passes()), "partial_plus_replicated");
+  shardcheck::ProveOptions options;
+  options.meshes = bf16_at(2).meshes;
+  options.phases = {shardcheck::Phase::prefill};
+  static shardcheck::ProveReport proved;
+  proved = prove(model, plan, options, shardcheck::builtin_parts());
+  EXPECT_NONFATAL_FAILURE(EXPECT_THAT(proved, passes()), "partial_plus_replicated");
+}
+
 }  // namespace
