@@ -11,36 +11,31 @@
 namespace shardcheck {
 namespace {
 
-/// Matches one alternative-free pattern.
-bool matches_plain(std::string_view pattern, std::string_view path) {
-  if (pattern.empty()) return path.empty();
-  if (pattern.front() == '*') {
-    for (std::size_t length = 0; length <= path.size(); ++length) {
-      if (length > 0 && matches_plain(pattern.substr(1), path.substr(length))) return true;
-      if (length < path.size() && path[length] == '.') return false;
-    }
-    return false;
-  }
-  return !path.empty() && pattern.front() == path.front() &&
-         matches_plain(pattern.substr(1), path.substr(1));
+/// Positions of a path that the beginning of a pattern can reach, ascending. Following all of them at once keeps the work
+/// proportional to pattern times path, however many alternatives a pattern has.
+using Positions = std::vector<std::size_t>;
+
+void make_unique(Positions& positions) {
+  std::sort(positions.begin(), positions.end());
+  positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
 }
 
-/// Expands the first {a,b} and tries each.
-bool matches_expanded(const std::string& pattern, std::string_view path) {
-  const auto open = pattern.find('{');
-  const auto close = open == std::string::npos ? open : pattern.find('}', open);
-  if (close == std::string::npos) return matches_plain(pattern, path);
-  std::size_t begin = open + 1;
-  while (begin <= close) {
-    const std::size_t end = std::min(pattern.find(',', begin), close);
-    if (matches_expanded(
-            pattern.substr(0, open) + pattern.substr(begin, end - begin) + pattern.substr(close + 1),
-            path)) {
-      return true;
+/// Takes `from` through a stretch of pattern without alternatives.
+Positions advance(std::string_view pattern, std::string_view path, Positions from) {
+  for (const char c : pattern) {
+    Positions to;
+    for (const std::size_t at : from) {
+      if (c == '*') {
+        for (std::size_t end = at; end < path.size() && path[end] != '.';) to.push_back(++end);
+      } else if (at < path.size() && path[at] == c) {
+        to.push_back(at + 1);
+      }
     }
-    begin = end + 1;
+    make_unique(to);
+    from = std::move(to);
+    if (from.empty()) break;
   }
-  return false;
+  return from;
 }
 
 }  // namespace
@@ -71,7 +66,27 @@ std::string to_string(const CollectiveStep& step) {
 }
 
 bool matches(std::string_view pattern, std::string_view path) {
-  return matches_expanded(std::string(strip_prefix(pattern)), strip_prefix(path));
+  pattern = strip_prefix(pattern);
+  path = strip_prefix(path);
+  Positions reached{0};
+  while (!reached.empty()) {
+    const std::size_t open = pattern.find('{');
+    const std::size_t close = open == std::string_view::npos ? open : pattern.find('}', open);
+    if (close == std::string_view::npos) break;
+    reached = advance(pattern.substr(0, open), path, std::move(reached));
+    Positions after;
+    for (std::size_t begin = open + 1; begin <= close;) {
+      const std::size_t end = std::min(pattern.find(',', begin), close);
+      const Positions one = advance(pattern.substr(begin, end - begin), path, reached);
+      after.insert(after.end(), one.begin(), one.end());
+      begin = end + 1;
+    }
+    make_unique(after);
+    reached = std::move(after);
+    pattern.remove_prefix(close + 1);
+  }
+  reached = advance(pattern, path, std::move(reached));
+  return !reached.empty() && reached.back() == path.size();
 }
 
 const ModulePlacement::AxisCut* ModulePlacement::on(int axis) const {

@@ -40,6 +40,13 @@ TEST(Matches, UnderstandsStarsAndAlternatives) {
   EXPECT_TRUE(matches("{norm,lm_head}", "norm"));
   EXPECT_TRUE(matches("layers.*.*_layernorm", "layers.3.post_attention_layernorm"));
   EXPECT_TRUE(matches("n{,o}rm", "nrm"));
+  EXPECT_TRUE(matches("layers.{1*,2}.mlp", "layers.17.mlp"));
+  // Two ways each, sixty in a row: tried one by one they would outlast the universe.
+  std::string many;
+  for (int i = 0; i < 60; ++i) many += "{a,aa}";
+  EXPECT_TRUE(matches(many, std::string(90, 'a')));
+  EXPECT_FALSE(matches(many, std::string(90, 'a') + "b"));
+  EXPECT_FALSE(matches(many, std::string(121, 'a')));
   // A star stands for no dot and for nothing of another depth.
   EXPECT_FALSE(matches("layers.*", "layers.3.mlp"));
   EXPECT_FALSE(matches("*.up_proj", "layers.3.mlp.up_proj"));
