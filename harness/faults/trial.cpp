@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
-#include <regex>
+#include <string_view>
 
 #include "harness/assess.hpp"
 #include "harness/faults/anatomy.hpp"
@@ -300,14 +301,19 @@ class FaultBench::Impl {
     row.cause = "collective_differs";
     row.first = {};
     int earliest = std::numeric_limits<int>::max();
-    static const std::regex kCall(R"(rank (\d+): [^;]*? at (\S+) \()");
-    for (std::sregex_iterator call(message.begin(), message.end(), kCall), end; call != end; ++call) {
-      row.first.ranks.push_back(std::stoi((*call)[1]));
-      const std::string place = (*call)[2];
-      const int order = program_order(program, row.spot.phase, place);
-      if (order >= earliest) continue;
-      earliest = order;
-      row.first.tap = place;
+    constexpr std::string_view kRank = "rank ", kAt = " at ";
+    for (std::size_t begin = message.find(kRank); begin != std::string::npos;) {
+      const std::size_t end = std::min(message.find(';', begin), message.size());
+      const std::string call = message.substr(begin, end - begin);  // "rank 1: all_reduce ... at embed_tokens (prefill step 0)"
+      const std::size_t at = call.find(kAt), open = call.find(" (", at);
+      if (at != std::string::npos && open != std::string::npos) {
+        row.first.ranks.push_back(std::atoi(call.c_str() + kRank.size()));
+        const std::string place = call.substr(at + kAt.size(), open - at - kAt.size());
+        const int order = program_order(program, row.spot.phase, place);
+        if (order < earliest) row.first.tap = place;
+        earliest = std::min(earliest, order);
+      }
+      begin = message.find(kRank, end);
     }
     std::sort(row.first.ranks.begin(), row.first.ranks.end());
   }
